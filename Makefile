@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells families programs fuzz calibrate cuts cut-exam cut-diagnose cut-cells \
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
 	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -18,7 +18,9 @@ help:
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
 	@echo 'make exam-cells  make faults that diagnose was never told of: none may be named wrongly'
+	@echo 'make exam-written  write the mistakes into examples: gate must fail, none may be named wrongly'
 	@echo 'make families  every family end to end on random models'
+	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
@@ -88,6 +90,12 @@ exam-diagnose: .venv/test
 exam-cells: .venv/test
 	$(BIN)/python -m exams.exam_cells
 
+exam-written: .venv/test
+	$(BIN)/python -m exams.exam_written
+
+mesh: .venv/test
+	$(BIN)/python -m exams.mesh
+
 families: .venv/test
 	$(BIN)/python -m exams.families --all
 
@@ -110,7 +118,7 @@ calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate
 
 cuts: .venv/test
-	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-programs cut-calibrate
+	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-calibrate
 
 cut-exam: .venv/test
 	$(BIN)/python -m exams.exam --part today/28
@@ -120,6 +128,12 @@ cut-diagnose: .venv/test
 
 cut-cells: .venv/test
 	$(BIN)/python -m exams.exam_cells --part today/112
+
+cut-written: .venv/test
+	$(BIN)/python -m exams.exam_written --part today/28
+
+cut-mesh: .venv/test
+	$(BIN)/python -m exams.mesh --part today/28
 
 cut-programs: .venv/test
 	$(BIN)/python -m exams.programs --only examples/ --part today/28
@@ -145,6 +159,8 @@ bench: .venv/oracle
 	$(BIN)/python -m benchmarks.generating
 	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.programs_speed
+	$(BIN)/python -m benchmarks.aligning
+	$(BIN)/python -m benchmarks.watching
 
 tiny: .venv/test
 	$(PIP) -e '.[train]'
@@ -152,7 +168,7 @@ tiny: .venv/test
 
 schemas: .venv/base
 	$(BIN)/python -m precaudit.workflows.schemas docs/schemas
-	$(BIN)/python -c 'from precaudit.interpreters.jaxpr.primitives import markdown; print(markdown(), end="")' > docs/shadow.md
+	$(BIN)/python -c 'from precaudit.interpreters.jaxpr.primitives import primitives_page; print(primitives_page(), end="")' > docs/shadow.md
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

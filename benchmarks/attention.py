@@ -16,7 +16,7 @@ import numpy as np
 
 from precaudit.models.numpy_decoder.forward import Wanted, forward
 from precaudit.models.numpy_decoder.model import Model, attention
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.tracing.programs import Capture, prefill_program
@@ -55,7 +55,7 @@ def own_error(subject: Subject, tokens: Array) -> float:
     q, k, v, out = (widen(np.asarray(taps[name])[:, 0]) for name in ("q", "k", "v", "attn_out"))
     positions = np.arange(len(tokens))
     exact = np.stack(
-        [attention(q[i], k[i], v[i], positions, Rule.of(subject.config, i), FP64) for i in layers]
+        [attention(q[i], k[i], v[i], positions, AttentionRule.of(subject.config, i), FP64) for i in layers]
     )  # fmt: skip
     return norm(out - exact) / norm(exact)
 
@@ -67,7 +67,7 @@ def measured(name: str) -> Iterator[str]:
     tokens = prompt(first)
     exact: list[Array] = []
     wanted = Wanted({"logits"}, None, [np.arange(len(tokens))])
-    book = Model(first.config, first.checkpoint.tensors.read)
+    book = Model(first.config, first.checkpoint.tensors.read_tensor)
     forward(book, [tokens], [FP64], wanted, lambda _i, _at, _point, x: exact.append(np.array(x)))
     calls = {label: (prefill_program(s, None), arguments(s, tokens)) for label, s in subjects.items()}
     logits = {label: np.asarray(program(*given)[0], np.float64)[0] for label, (program, given) in calls.items()}

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import Compared, ProgramRun
+from precaudit.recording.runs.programs import PAIRS, ProgramRun
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import encode, read_lines, read_record
@@ -101,7 +102,10 @@ def _program(source: Path, target: Path, times: int) -> None:
         encode(msgspec.structs.replace(run, cases=cases, neutrality=checked, hashes={}))
     )
     found = read_record(source / "compared.json", Compared, "a comparison")
+    if found.pairs:
+        _write(target / PAIRS, read_lines(source / PAIRS, PrefillDecodeRecord), "prompt", times)
     found = msgspec.structs.replace(
-        found, run=file_hash(target / "program.json"), errors=file_hash(target / "errors.jsonl")
-    )
+        found, run=file_hash(target / "program.json"), errors=file_hash(target / "errors.jsonl"),
+        pairs=file_hash(target / PAIRS) if found.pairs else "",
+    )  # fmt: skip
     (target / "compared.json").write_bytes(encode(found))

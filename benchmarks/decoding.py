@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.main_job import Line, alternated, compared, copy_line, show
 from precaudit.models.jax_decoder.arithmetic import compiler_options
-from precaudit.recording.tracing.programs import Capture, _compiled, decode_program
+from precaudit.recording.tracing.programs import Capture, _compile, decode_program
 from precaudit.recording.tracing.subject import Subject, load
 
 BATCHES, SLOTS = (1, 8), 256
@@ -52,7 +52,7 @@ def lines(rounds: int) -> Iterator[Line]:
         for how in captures:
             yield compared(f"decode step, batch {batch}{how}, bf16 / float32", found, "bf16" + how, "fp32" + how, 2.0)
     options = tuple(compiler_options(subjects["bf16"].policy).items())
-    plain = partial(_compiled, subjects["bf16"].decoder, None, "decode", options)
+    plain = partial(_compile, subjects["bf16"].decoder, None, "decode", options)
     last = {"plain": steps(subjects["bf16"], plain(""), batch), "bits": jobs["bf16"]}
     once = alternated(last, 1)
     yield compared("  bf16 as written / moved as bits", once, "plain", "bits")

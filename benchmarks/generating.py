@@ -26,12 +26,12 @@ import jax
 import numpy as np
 
 from benchmarks.main_job import SETTLE, TEXT, TORCH, Line, llama, show
-from precaudit.checks.rollouts.generation import Generated, Generator, Shape
+from precaudit.checks.rollouts.generation import DrawShape, Generated, Generator
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.checks.rollouts.scoring import by_policy
 from precaudit.models.checkpoints import open_checkpoint
-from precaudit.models.configs import expected_tensors
+from precaudit.models.configs import model_tensors
 from precaudit.numbers.threads import WORKERS, one_blas_thread
 from precaudit.recording.tracing.subject import Subject, load
 
@@ -66,7 +66,7 @@ def prompts_of(subject: Subject, batch: int) -> list[list[int]]:
 
 def generator(subject: Subject, batch: int, new: int) -> Generator:
     """Return a greedy generator that no token ends."""
-    return Generator(subject, Shape.of(batch, PROMPT, new), Sampling(0), ())
+    return Generator(subject, DrawShape.of(batch, PROMPT, new), Sampling(0), ())
 
 
 def ours(subject: Subject, batch: int, loop: Any) -> Callable[[], tuple[list[list[int]], float]]:
@@ -135,7 +135,7 @@ def bandwidth(cores: int) -> float:
 
 def step_bytes(subject: Subject, batch: int) -> int:
     """Return the bytes of weights and cache that a step has to read: every matrix once, and the whole cache."""
-    cache = subject.decoder.init_cache(batch, Shape.of(batch, PROMPT, NEW).slots)
+    cache = subject.decoder.init_cache(batch, DrawShape.of(batch, PROMPT, NEW).slots)
     return sum(x.nbytes for x in jax.tree.leaves((subject.parameters, cache)))
 
 
@@ -208,7 +208,7 @@ def kinds_of(text: str) -> dict[str, str]:
 def against_torch(rounds: int, cores: int) -> Iterator[Line]:
     """Yield our decoding against transformers', and each against the limit."""
     checkpoint = open_checkpoint("smollm2")
-    weights = {name: checkpoint.tensors.read(name) for name in expected_tensors(checkpoint.config)}
+    weights = {name: checkpoint.tensors.read_tensor(name) for name in model_tensors(checkpoint.config)}
     rate = bandwidth(cores)
     yield Line(f"limit: reading, cores: {cores}, best", rate / 1e9, "GB/s")
     for policy, dtype in DTYPES.items():
@@ -255,7 +255,7 @@ def memory_lines() -> Iterator[Line]:
         done = subprocess.run([sys.executable, "-c", CHILD, str(new), "bf16"], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
-        slots = Shape.of(1, PROMPT, new).slots
+        slots = DrawShape.of(1, PROMPT, new).slots
         cache = sum(x.nbytes for x in jax.tree.leaves(subject.decoder.init_cache(1, slots)))
         beyond[new] = int(done.stdout.split()[-1]) - cache
         note = f"a cache of {slots} slots, {cache / 1e6:.0f} MB, apart"

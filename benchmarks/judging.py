@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.copies import copy, failing, peak
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -28,7 +28,7 @@ def made(folder: Path) -> Path:
     """Return a small compared run of the tiny model."""
     run = trace(
         load("tiny", "bf16", None, "cpu"), folder / "run", [Prompt(id="p", prompt="def f(x):\n    return x")],
-        Selection.parse(points="all"), Options(decode_steps=2),
+        Selection.parse(points="all"), TraceOptions(decode_steps=2),
     )  # fmt: skip
     compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     return folder / "run"

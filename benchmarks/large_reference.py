@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.main_job import Line, show
 from precaudit.models.checkpoints import open_checkpoint
-from precaudit.models.configs import expected_tensors, from_config_json
+from precaudit.models.configs import from_config_json, model_tensors
 from precaudit.models.numpy_decoder.forward import Wanted, forward, seconds_for
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
@@ -38,7 +38,7 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(raw))
     base = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32).astype(ml_dtypes.bfloat16)
     tensors = {}
-    for name, shape in expected_tensors(from_config_json(raw, "benchmark")).items():
+    for name, shape in model_tensors(from_config_json(raw, "benchmark")).items():
         norm = name.endswith("norm.weight")
         size = np.float32(0.1 if norm else shape[-1] ** -0.5).astype(ml_dtypes.bfloat16)
         tensors[name] = np.resize(base * size + base.dtype.type(norm), shape)
@@ -52,7 +52,7 @@ def child(folder: str) -> None:
     tokens = np.random.default_rng(1).integers(0, SHAPE["vocab_size"], TOKENS)
     wanted = Wanted({"q", "k", "v", "attn_out", "logits"}, None, [np.asarray([TOKENS - 1])])
     began = time.perf_counter()
-    forward(Model(checkpoint.config, checkpoint.tensors.read), [tokens], [FP64], wanted, lambda *_place: None)
+    forward(Model(checkpoint.config, checkpoint.tensors.read_tensor), [tokens], [FP64], wanted, lambda *_place: None)
     took = time.perf_counter() - began
     print(json.dumps([said, took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 

@@ -25,10 +25,10 @@ import numpy as np
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import open_checkpoint
-from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.models.configs import DecoderConfig, model_tensors
 from precaudit.models.numpy_decoder.forward import Wanted, forward
 from precaudit.models.numpy_decoder.model import BLOCK, Model, attention
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.threads import WORKERS, one_blas_thread
@@ -266,7 +266,7 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
 
     kept: dict[tuple[int | None, str], Array] = {}
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
-    rule = Rule.of(config, None)
+    rule = AttentionRule.of(config, None)
     model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
     forward(model, [ids], [FP64], wanted, lambda _i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
@@ -306,7 +306,7 @@ def measure(config: DecoderConfig, read: Callable[[str], Array], rounds: int) ->
     with tempfile.TemporaryDirectory() as folder:
         yield from command_lines(Path(folder))
         yield copy_line(rounds)
-        weights = {name: read(name) for name in expected_tensors(config)}
+        weights = {name: read(name) for name in model_tensors(config)}
         yield from reference_lines(config, weights, rounds)
         yield from emulation_lines(config, weights, rounds)
         yield from capture_lines(config, weights, rounds, Path(folder))
@@ -344,14 +344,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if args.peak_rss:
-        reference(checkpoint.config, checkpoint.tensors.read)
+        reference(checkpoint.config, checkpoint.tensors.read_tensor)
         assert not {"jax", "torch"} & set(sys.modules)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return 0
     if not TORCH:
         print("torch is not installed (pip install -e .[oracle]): its lines are left out", file=sys.stderr)
     rounds = 2 if args.quick else 5
-    lines = list(measure(checkpoint.config, checkpoint.tensors.read, rounds))
+    lines = list(measure(checkpoint.config, checkpoint.tensors.read_tensor, rounds))
     show(lines)
     if args.save:
         save(lines, rounds)

@@ -23,9 +23,10 @@ from precaudit.interpreters.jaxpr import reap
 from precaudit.interpreters.jaxpr.emulate import exactly
 from precaudit.interpreters.jaxpr.tag import Which
 from precaudit.numbers.allocation import share_freed_memory
-from precaudit.recording.programs.own import prefill_of
+from precaudit.recording.programs.own import prefill_call
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.tracing.subject import load
 from precaudit.references.traced.local import Emulations
 
@@ -51,18 +52,18 @@ def line(what: str, value: float, bound: float | None, note: str) -> None:
 
 def speeds(program: Program, times: int, which: Which) -> None:
     """Print what capture and the local check of some taps take against the bare program."""
-    made = prepared(program, taps=which)
+    made = prepare_program(program, taps=which)
     (inputs,) = program.cases.values()
     bare, captured = jax.jit(program.call), jax.jit(reap(made.call))
     plain = seconds(lambda: bare(program.params, *inputs), times)
     tapped = seconds(lambda: captured(program.params, *inputs), times)
     line("capture of all points / bare", tapped / plain, None, f"{tapped:.2f} s : {plain:.2f} s")
-    one = prepared(program, layers=(0,), taps=which)
+    one = prepare_program(program, layers=(0,), taps=which)
     some = jax.jit(reap(one.call, layers=(0,)))
     held = seconds(lambda: some(program.params, *inputs), times)
     line("capture of one layer's points / bare", held / plain, CAPTURE, f"{held:.2f} s : {plain:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
-        opened = trace(program, Path(folder) / "run", taps=which)
+        opened = trace_program(program, Path(folder) / "run", taps=which)
         taps, segments = opened.tensors("a", 0, "taps"), Emulations(made)
 
         def checked() -> None:
@@ -101,7 +102,7 @@ def scanned(layers: int) -> Program:
 
 def memory(program: Program) -> float:
     """Return the bytes of temporaries of the FP64 pass of a program, as XLA plans them."""
-    made = prepared(program)
+    made = prepare_program(program)
     (inputs,) = program.cases.values()
     shapes = {s.name: jax.ShapeDtypeStruct((*s.stacked, *s.shape), s.dtype) for s in made.sites}
     with jax.enable_x64(True):
@@ -123,7 +124,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     ids = np.random.default_rng(0).integers(0, subject.config.vocab, args.tokens)
-    program = prefill_of(subject, {"a": ids})
+    program = prefill_call(subject, {"a": ids})
     speeds(replace(program, outputs=None), args.times, "automatic" if args.automatic else "own")
     few, many = (memory(scanned(n)) for n in (8, 32))
     line("temporaries of FP64, 32 layers / 8", many / few, 1.1, f"{many / 1e6:.1f} MB : {few / 1e6:.1f} MB")

@@ -2,7 +2,11 @@
 
 precaudit points examples/own_decoder.py:program
 precaudit trace examples/own_decoder.py:program -o runs/own && precaudit compare runs/own && precaudit gate runs/own
+
+python examples/own_decoder.py && precaudit align examples/own_decoder.py:program examples/own_decoder
 """
+
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -97,3 +101,27 @@ program = Program(
     advance=advance,
     outputs=("logits", "cache"),
 )
+
+
+def write_checkpoint(folder):
+    """Write the parameters as the Llama that they are: safetensors under Hugging Face names, and config.json."""
+    from safetensors.numpy import save_file
+
+    held = params["layers"]
+    names = {
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "gate": "mlp.gate_proj",
+    }
+    names |= {"out": "self_attn.o_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+    names |= {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    tensors = {f"model.layers.{i}.{names[n]}.weight": x[i].T for n, x in held.items() for i in range(LAYERS)}
+    tensors |= {"model.embed_tokens.weight": params["embed"], "model.norm.weight": params["norm"]}
+    folder.mkdir(exist_ok=True)
+    save_file({n: np.ascontiguousarray(x) for n, x in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_bytes(folder.with_suffix(".json").read_bytes())
+
+
+if __name__ == "__main__":
+    write_checkpoint(Path(__file__).with_suffix(""))

@@ -19,7 +19,7 @@ from precaudit.judging.gate import gate
 from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.written import Comparison
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 
 Row = dict[str, Any]
 PROMPTS = ("p0", "p1")  # of the run that is altered
@@ -65,7 +65,7 @@ def tensor(point: str, phase: str, change: Callable[[Any], Any]) -> Callable[[Pa
         row = next(r for r in rows if (r["point"], r["phase"], r["layer"]) == (point, phase, 1))
         path = folder / row["file"]
         files = SafetensorsFiles.open([path], WORDS)
-        held = {k: np.array(files.read(k)) for k in files.entries}
+        held = {k: np.array(files.read_tensor(k)) for k in files.entries}
         new = held[row["key"]] = np.ascontiguousarray(change(held[row["key"]]))
         save_file(held, path)
         row |= {"shape": list(new.shape), "dtype": new.dtype.name, "hash": tensor_hash(new)}
@@ -111,7 +111,7 @@ def judged(honest: Path, absence: Absence, scratch: Path) -> tuple[str, bool]:
     folder = Path(shutil.copytree(honest, scratch))
     absence.alter(folder)
     try:
-        found = gate(compare(folder, options=Options(accum=(), cache=honest.parent / "refs", fresh=True)))
+        found = gate(compare(folder, options=CompareOptions(accum=(), cache=honest.parent / "refs", fresh=True)))
     except UserError:
         return "refused", absence.status == "refused"
     here = {v.status for v in found.verdicts if not absence.point or v.point == absence.point}
@@ -133,7 +133,7 @@ def between_runs(honest: Path, scratch: Path) -> tuple[str, bool]:
     folder = Path(shutil.copytree(honest, scratch))
     ABSENCES[0].alter(folder)
     told = [
-        [e.missing for e in compare(a, against=b, options=Options(accum=())).errors if e.missing is not None]
+        [e.missing for e in compare(a, against=b, options=CompareOptions(accum=())).errors if e.missing is not None]
         for a, b in ((folder, honest), (honest, folder))
     ]
     return "missing" if all(told) else "pass", [len(x) for x in told] == [1, 1]

@@ -30,11 +30,11 @@ from scipy.stats import beta
 from exams.cut import Cut, add_part
 from exams.rewrites import DEVICES, REWRITES, points, rewritten
 from exams.traits import models, prompts
-from precaudit.judging.pooled import METRICS, Pool
+from precaudit.judging.pooled import METRICS, ForwardPool
 from precaudit.judging.rules import judge
 from precaudit.recording.tracing.subject import Subject, load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import Limits, Local, default_limits
 from precaudit.schema.limits.checks import Check, forward_checks, local_checks, sum_checks
@@ -129,7 +129,7 @@ def _run(
     batch: int = 1, pad: str = "right",
 ) -> Honest:  # fmt: skip
     select = Selection.parse(layers=layers, points=seen, phases="prefill,decode")
-    options = Options(force=True, decode_steps=2, batch=batch, pad=pad)
+    options = TraceOptions(force=True, decode_steps=2, batch=batch, pad=pad)
     return Honest(name, select, lambda folder, chosen: run(folder, make(), given, chosen, options))
 
 
@@ -138,7 +138,7 @@ def random_tokens(draw: np.random.Generator) -> tuple[int, ...]:
 
 
 def run(
-    folder: Path, subject: Subject, prompts: list[Prompt], select: Selection, options: Options
+    folder: Path, subject: Subject, prompts: list[Prompt], select: Selection, options: TraceOptions
 ) -> list[ErrorRecord]:
     traced = trace(subject, folder / "run", prompts, select, options)
     return compare(traced, options=CompareOptions(accum=(), cache=folder / "refs")).errors
@@ -171,7 +171,7 @@ def made(one: Honest, folder: Path, device: str, points: str | None = None) -> d
             c["bins"][round(20 * math.log10(max(found, 1e-3)))] += 1
             if not found <= c["top"]:
                 c["top"], c["at"] = found, e.point
-    pool = Pool()
+    pool = ForwardPool()
     medians: dict[str, float] = defaultdict(float)
     for e in errors:
         pool.add(e)

@@ -25,8 +25,8 @@ from exams.rewrites import REWRITES, points, rewritten
 from precaudit.judging.gate import gate
 from precaudit.recording.runs.written import Comparison
 from precaudit.recording.tracing.subject import Subject, load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -85,7 +85,7 @@ def variants(seeds: int) -> list[Variant]:
 def passes(folder: Path, variant: Variant) -> bool:
     """Run an honest program, print what the gate says of it, and return whether that is right."""
     select = Selection.parse(points=variant.seen, phases="prefill,decode")
-    options = Options(force=True, decode_steps=1, batch=variant.batch, pad=variant.pad)
+    options = TraceOptions(force=True, decode_steps=1, batch=variant.batch, pad=variant.pad)
     run = trace(variant.make(), folder / "honest", variant.prompts, select, options)
     j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
     for v in [v for v in j.verdicts if v.status != "pass"][:3]:
@@ -115,7 +115,7 @@ def absent(folder: Path, asked: Sequence[tuple[str, str]]) -> Iterator[tuple[str
     select = Selection.parse(points="all", phases="prefill,decode")
     for policy, names in groupby(asked, lambda x: x[0]):
         home = folder / f"absent-{policy}"
-        trace(load("tiny", policy, None, "cpu"), home / "run", prompts, select, Options(decode_steps=2))
+        trace(load("tiny", policy, None, "cpu"), home / "run", prompts, select, TraceOptions(decode_steps=2))
         found = compare(home / "run", options=CompareOptions(accum=(), cache=home / "refs"))
         for _, name in names:
             said, right = TAKEN[name](found, home / "altered")

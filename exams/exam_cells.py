@@ -21,8 +21,8 @@ from exams.cut import Cut, add_part
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.gate import gate
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -62,7 +62,7 @@ def ask(folder: Path, cell: Cell, policy: str) -> Answer:
     """Trace, compare, gate and diagnose a cell; return what was said."""
     start, subject = process_time(), cell.subject(policy, CELLS)
     select, prompts = Selection.parse(points="all", phases="prefill,decode"), _prompts(cell)
-    options = Options(force=True, decode_steps=cell.steps, batch=len(prompts), pad="left")
+    options = TraceOptions(force=True, decode_steps=cell.steps, batch=len(prompts), pad="left")
     run = trace(subject, folder / "run", prompts, select, options)
     how = CompareOptions(accum=(), cache=folder / "refs")
     failed = [v for v in gate(compare(run, None, select, how)).verdicts if v.status in ("fail", "nonfinite")]

@@ -25,8 +25,8 @@ from exams.rewrites import REWRITES, points, rewritten
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.recording.tracing.subject import Subject
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 
@@ -75,7 +75,9 @@ def traced(
     select = Selection.parse(points=recorded, phases="prefill,decode")
     prompts = [Prompt(id=name, prompt=text) for name, text in zip("abcd", texts, strict=False)]
     with placed():
-        run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=steps, batch=len(texts)))
+        run = trace(
+            subject, folder / "run", prompts, select, TraceOptions(force=True, decode_steps=steps, batch=len(texts))
+        )
         # a selection: findings alone, no shares in logits, no remedies
         return diagnose(run, select, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 

@@ -19,8 +19,8 @@ import numpy as np
 from precaudit.judging.rules import judge
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
@@ -47,7 +47,7 @@ def row(folder: Path, name: str, policy: str, device: str) -> Row:
     """Run one fixture end to end."""
     subject = load(str(FIXTURES / name), policy, device=device)
     prompts = [Prompt(id=f"p{i}", tokens=t) for i, t in enumerate((TOKENS, TOKENS[:9]))]
-    options = Options(decode_steps=3, force=True)
+    options = TraceOptions(decode_steps=3, force=True)
     run = trace(subject, folder / "run", prompts, Selection.parse(points="all"), options)
     found = compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     verdicts = [(e, v) for e in found.errors if (v := judge(e, default_limits())) is not None]

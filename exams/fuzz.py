@@ -36,11 +36,12 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.written import recall
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
-from precaudit.reports.judgement import message
-from precaudit.reports.markdown import render
+from precaudit.reports.comparison import comparison_page
+from precaudit.reports.judgement import verdict_message
+from precaudit.reports.pages import as_markdown
 from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt, read_prompts
 from precaudit.schema.selection import Selection
@@ -145,7 +146,7 @@ def read_model(path: Path) -> None:
     """Open a model, read every tensor and make its tokenizer."""
     opened = open_checkpoint(str(path))
     for name in opened.tensors.shapes():
-        x = opened.tensors.read(name)
+        x = opened.tensors.read_tensor(name)
         assert x.shape == opened.tensors.shapes()[name]
         with np.errstate(all="ignore"):
             widen(x).sum()
@@ -175,9 +176,9 @@ def read_run(path: Path) -> None:
     run = open_run(path)
     for point in run.points:
         run.tensor(point)
-    render(recall(path))
+    as_markdown(comparison_page(recall(path)), 1, None)
     for verdict in gate(path).verdicts:
-        message(verdict)
+        verdict_message(verdict)
 
 
 def read_baselined(path: Path) -> None:
@@ -297,7 +298,7 @@ def sound_run(folder: Path) -> None:
     prompts = [Prompt(id=name, tokens=tuple(range(1, n))) for name, n in (("a", 9), ("b", 5))]
     subject = load(str(FIXTURES / "llama-gqa"), "bf16", device="cpu")
     select = Selection.parse(points="attn_out,logits", phases="prefill,decode")
-    run = trace(subject, folder, prompts, select, Options(decode_steps=1))
+    run = trace(subject, folder, prompts, select, TraceOptions(decode_steps=1))
     compare(run, options=CompareOptions(accum=(), cache=folder.parent / "refs"))
 
 

@@ -22,12 +22,12 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.textbook.local import LocalEmulations, local_errors
 from precaudit.references.textbook.operations import prepare
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.limits import default_limits
-from precaudit.schema.metrics.sizes import arranged, canonical
+from precaudit.schema.metrics.sizes import arrange_axes, canonical
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
 from precaudit.schema.prompts import Prompt
@@ -86,14 +86,14 @@ def altered(run: Run, change: Callable[[PointRecord, Any], Any]) -> Run:
 
 def verdict(run: Run, model: Model, place: Place) -> Any:
     policy = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
-    records = list(local_errors(Recorded.of(run), model, True, Emulations(policy, ()), place))
+    records = list(local_errors(Recorded.of(run), model, True, LocalEmulations(policy, ()), place))
     assert records, place
     return judge(records[0], default_limits())
 
 
 def model_of(run: Run) -> Model:
     checkpoint = open_checkpoint(run.record.model.reference).with_weights(run.record.policy["weights"])
-    return Model(msgspec.convert(run.record.model.config, DecoderConfig), checkpoint.tensors.read)
+    return Model(msgspec.convert(run.record.model.config, DecoderConfig), checkpoint.tensors.read_tensor)
 
 
 def reference(run: Run, model: Model, place: Place) -> Any:
@@ -125,7 +125,7 @@ def into_files(subject: str, run: Run, layer: int, asked: Asked) -> Iterator[Cel
         g = Target.of(honest)
         for fault in (f for _, f in faults if applies(f, axes, honest.shape[1])):
             with np.errstate(all="ignore"):
-                made = fault.change(arranged(stored, axes).astype(np.float32), g, np, stored.dtype.name)
+                made = fault.change(arrange_axes(stored, axes).astype(np.float32), g, np, stored.dtype.name)
                 changed = back(made.astype(stored.dtype), axes, stored.shape)
             found = verdict(altered(run, _replacing(place, changed)), model, place)
             big = size(fault, canonical(changed, axes), honest, truth, g)
@@ -218,5 +218,5 @@ def record(
 ) -> Run:
     """Trace the exam's prompt, ``rows`` times in one batch."""
     given = [Prompt(id=f"exam{b}", prompt=TEXT) for b in range(rows)]
-    options = Options(force=True, decode_steps=0, batch=rows)
+    options = TraceOptions(force=True, decode_steps=0, batch=rows)
     return trace(load(subject, policy, None, "cpu", parts), folder, given, select, options)

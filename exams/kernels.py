@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.checks.kernels import grpo, grpo_linear
-from precaudit.checks.kernels.grpo_linear import WIDTH, product
+from precaudit.checks.kernels.grpo_linear import WIDTH, tile_product
 from precaudit.interpreters.tpu.target import compile_for, libtpu_version, parse_target
 
 T, V, SEEDS = 8, 151_643, 10
@@ -69,7 +69,7 @@ def logits_sides(temperature):
     """Return kernel and plain formula: logits, … → (loss, log p), dlogits."""
 
     def kernel(x, tokens, *rest):
-        logp = jax.lax.stop_gradient(grpo.chosen(x, tokens, temperature, BLOCK)[0])
+        logp = jax.lax.stop_gradient(grpo.token_log_probabilities(x, tokens, temperature, BLOCK)[0])
         return grpo.kernel(x, tokens, *rest, temperature=temperature, block=BLOCK), logp
 
     def plain(x, tokens, *rest):
@@ -124,7 +124,7 @@ def linear_sides(temperature):
     block = (LINEAR[0], 2048)
 
     def kernel(h, w, tokens, *rest):
-        logp = jax.lax.stop_gradient(grpo_linear.chosen(h, w, tokens, temperature, block)[0])
+        logp = jax.lax.stop_gradient(grpo_linear.token_log_probabilities(h, w, tokens, temperature, block)[0])
         return grpo_linear.kernel(h, w, tokens, *rest, temperature=temperature, block=block), logp
 
     def plain(h, w, tokens, *rest):
@@ -174,7 +174,7 @@ def products():
     exact = np.asarray(h, np.float64) @ np.asarray(tile, np.float64).T
     made = {
         "in one call": jax.jit(lambda h, w: h @ w.T)(h, tile),
-        f"{WIDTH} terms at a time, in pairs": jax.jit(lambda h, w: product(h, w, (1, 1)))(h, tile),
+        f"{WIDTH} terms at a time, in pairs": jax.jit(lambda h, w: tile_product(h, w, (1, 1)))(h, tile),
         f"as a part of all {v:,} columns": jax.jit(lambda h, w: h @ w.T)(h, w)[:, :2048],
     }
     print(f"A tile's logits, 64 × {d} · {d} × 2048, on this CPU: root mean square of the error")

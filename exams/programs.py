@@ -21,13 +21,13 @@ import numpy as np
 
 from exams.cut import add_part
 from precaudit import Program, gate
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import diagnose_program
 from precaudit.interpreters.jaxpr.plan import PRODUCTS, WRITES
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
-from precaudit.references.comparison.programs import compare
-from precaudit.references.mapped import Names
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.names_map import Names
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.records.base import value
@@ -145,12 +145,13 @@ TUNIX: dict[str, Callable[[], Program]] = {
 EXAMPLE = "examples/own_decoder.py"
 MAPS = Path(__file__).parent / "maps"
 TEXTBOOK = {
-    EXAMPLE: EXAMPLES / "own_decoder.toml", "tunix Llama 3": MAPS / "tunix_llama3.toml",
+    EXAMPLE: EXAMPLES / "own_decoder.toml", "examples/nnx_decoder.py": EXAMPLES / "nnx_decoder.toml",
+    "tunix Llama 3": MAPS / "tunix_llama3.toml",
     "tunix Qwen 3": MAPS / "tunix_qwen3.toml", "tunix Gemma 3": MAPS / "tunix_gemma3.toml",
 }  # fmt: skip
 # What these programs compute otherwise than their configuration says, by cause
 FOUND = {
-    "tunix Llama 3": {"RoPE base"},
+    "tunix Llama 3": {"RoPE base 1e+06"},
     "tunix Gemma 3": {"activation's constants in bfloat16"},
 }  # fmt: skip
 
@@ -200,11 +201,11 @@ def row(
     ``kinds`` takes in its segments by kind.
     """
     start = time.perf_counter()
-    opened = trace(program, folder)
+    opened = trace_program(program, folder)
     names = Names(TEXTBOOK[name], TEXTBOOK[name].with_suffix(".json")) if name in TEXTBOOK else None
-    errors = compare(opened, program, names)
+    errors = compare_program(opened, program, names)
     judged = gate(folder)
-    found = diagnose(opened, program).findings if names is not None else ()
+    found = diagnose_program(opened, program).findings if names is not None else ()
     broken = [v for v in judged.verdicts if v.kind != "formula"]
     counts = Counter(v.status for v in broken) + Counter(
         {"pass": sum(e.kind != "formula" for e in errors) - len(broken)}
@@ -233,7 +234,7 @@ def formula(errors: list[ErrorRecord], found: bool) -> str:
 
 def programs(which: str) -> Iterator[tuple[str, Callable[[], Program]]]:
     """Yield (name, what makes the program) of those whose names hold ``which``."""
-    every = {f"examples/{n}.py": lambda n=n: load(f"{EXAMPLES / n}.py:program") for n in OF_OURS} | TUNIX
+    every = {f"examples/{n}.py": lambda n=n: load_program(f"{EXAMPLES / n}.py:program") for n in OF_OURS} | TUNIX
     yield from ((name, make) for name, make in every.items() if which in name)
 
 

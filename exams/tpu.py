@@ -18,9 +18,9 @@ from precaudit.interpreters.tpu.target import parse_target
 from precaudit.judging.gate import gate
 from precaudit.recording.runs.written import Comparison
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.prompts import shipped_prompts
 from precaudit.schema.records.base import value
@@ -99,7 +99,7 @@ def recorded(folder: Path, model: str, policy: str, device: str) -> Comparison:
         load(model, policy, device=device), folder / device.replace(":", "-"), prompts,
         Selection.parse(points="q,k,v,attn_out,logits:all", phases="prefill,decode"), TraceOptions(STEPS),
     )  # fmt: skip
-    return compare(run, options=Options(accum=(), cache=folder / "references"))
+    return compare(run, options=CompareOptions(accum=(), cache=folder / "references"))
 
 
 def error(found: Comparison, phase: str) -> float:

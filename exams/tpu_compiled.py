@@ -7,16 +7,16 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from precaudit.checks.lint.linting import PHASES, arguments, found, lint_model, products
+from precaudit.checks.lint.linting import PHASES, apply_rules, arguments, count_by_unit, lint_model
 from precaudit.checks.lint.rules import every
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.target import Target, compile_for, mesh
 from precaudit.models.jax_decoder.arithmetic import compiler_options
 from precaudit.recording.tracing.programs import CACHE
 from precaudit.recording.tracing.subject import load
-from precaudit.schema.policies import load_policy, shipped
+from precaudit.schema.policies import load_policy, shipped_policies
 
 CHIPS = 4
 CUT = {"wq": 1, "wo": 2, "gate": 1, "up": 1, "down": 2}  # the axis of heads or of the MLP's width, of [L, out, in]
@@ -30,11 +30,11 @@ CUT_KV = {
 
 def policies(model: str, targets: list[Target]) -> Iterator[tuple[str, str]]:
     """Yield (policy and target, what came of it): products of both phases by unit and passes, or why it is refused."""
-    for policy in shipped():
+    for policy in shipped_policies():
         for target in targets:
             try:
                 views = lint_model(model, load_policy(policy), target).views
-                told = "; ".join(f"{v.phase}: {_told(products(v))}" for v in views)
+                told = "; ".join(f"{v.phase}: {_told(count_by_unit(v))}" for v in views)
             except UserError as error:
                 told = f"refused: {error}"
             yield f"{policy:17} {target.name}", told
@@ -51,13 +51,13 @@ def collectives(model: str, policy: str, target: Target, tokens: int = 64) -> It
         view = sharded(model, policy, target, phase, tokens)
         rules = [r for r in every() if r.id == "collectives"]
         counted = Counter[str]()
-        for f in found([view], rules).findings:
+        for f in apply_rules([view], rules).findings:
             counted[f"{f.says} {f.point}"] += f.count
         for says, n in counted.items():
             yield phase, says.strip(), n
 
 
-def sharded(model: str, policy: str, target: Target, phase: str, tokens: int = 64) -> View:
+def sharded(model: str, policy: str, target: Target, phase: str, tokens: int = 64) -> CallView:
     """Return a phase of the decoder compiled for four chips, its heads and its MLP's width cut over them."""
     subject = load(model, policy, device="cpu")
     over = mesh(target, {"x": CHIPS})
@@ -71,4 +71,4 @@ def sharded(model: str, policy: str, target: Target, phase: str, tokens: int = 6
     given = jax.tree_util.tree_map_with_path(placed, arguments(subject, phase, tokens, 1))
     chosen = load_policy(policy)
     made = compile_for(target, getattr(subject.decoder, phase), given, (CACHE,), compiler_options(chosen))
-    return View(phase, "tpu", made.jaxpr, chosen, target, made, parse(made.text))
+    return CallView(phase, "tpu", made.jaxpr, chosen, target, made, parse_module(made.text))

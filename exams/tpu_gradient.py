@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr import shadow
 from precaudit.interpreters.tpu.target import Target
-from precaudit.recording.tracing.predicting import Predicted
+from precaudit.recording.tracing.predicting import PredictedProgram
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "training_step.py"
 DRAWS = 8  # batches whose gradients are pooled: one alone is uncertain by a factor of 2
@@ -39,7 +39,7 @@ def measured(target: Target, draws: int = DRAWS) -> Iterator[Errors]:
 
         batches = [batch(step, dtype, seed) for seed in range(draws)]
         exact = [shadow(gradient)(*given) for given in batches]
-        cpu, tpu = (error(run, batches, exact) for run in (jax.jit(gradient), Predicted(target, gradient)))
+        cpu, tpu = (error(run, batches, exact) for run in (jax.jit(gradient), PredictedProgram(target, gradient)))
         yield Errors(way, cpu, tpu)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from precaudit.models.configs import expected_tensors
+from precaudit.models.configs import model_tensors
 from precaudit.models.configs.huggingface import from_config_json
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.tracing.subject import load
@@ -46,7 +46,7 @@ class Trait:
         raw = {k: v for k, v in (BASE | self.config).items() if v is not None}
         config = from_config_json(raw, "config.json")
         draw = np.random.default_rng(sum(self.name.encode()))
-        tensors = {name: _random(name, shape, draw) for name, shape in expected_tensors(config).items()}
+        tensors = {name: _random(name, shape, draw) for name, shape in model_tensors(config).items()}
         self.change(tensors, draw)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(raw))

@@ -25,12 +25,13 @@ TRACES = (
     "schema/selection.py",
 )  # fmt: skip
 COMPARES = (
-    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references", "schema/limits",
-    "schema/predictions.py",
+    *TRACES, "interpreters/gpu", "interpreters/mesh", "judging", "recording/dumps", "recording/programs", "references",
+    "schema/limits", "schema/predictions.py",
 )  # fmt: skip
 DIAGNOSES = (*COMPARES, "diagnosis")
 NO_NUMBERS = (
-    "caching.py", "errors.py", "models/__init__.py", "progress.py", "recording/__init__.py", "schema/__init__.py",
+    "caching.py", "errors.py", "models/__init__.py", "progress.py", "recording/__init__.py",
+    "recording/watching/__init__.py", "recording/watching/records.py", "schema/__init__.py",
     "schema/brief.py", "schema/filed.py", "schema/frames.py", "writing.py",
 )  # fmt: skip
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy

@@ -30,14 +30,28 @@ def whole(path: Path, inside: bool = False) -> Iterator[BinaryIO]:
         if inside and not _plain(path):
             raise OSError(errno.EPERM, "a link or a device, which no file of ours is; delete it")
         stream = None if inside else _stream(path)
-        with stream or _replaced(Path(os.path.realpath(path)) if path.is_symlink() else path) as f:
+        with stream or _replace_when_done(Path(os.path.realpath(path)) if path.is_symlink() else path) as f:
             yield f
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
+def made_folder(path: Path) -> Iterator[None]:
+    """Make a folder and those above it; the ones that were not there go again, if empty, where the block raises."""
+    new = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for p in new:
+                p.rmdir()
+        raise
+
+
+@contextmanager
+def _replace_when_done(path: Path) -> Iterator[BinaryIO]:
     part = temporary(path)
     try:
         with part.open("xb") as f:

@@ -3,7 +3,7 @@
 import os
 
 from precaudit.caching import cache_folder
-from precaudit.interpreters.tpu.environment import prepare
+from precaudit.interpreters.tpu.environment import allow_libtpu
 
 # compiled programs are shared by all workers and runs of the tests; references are not
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
@@ -13,8 +13,11 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder("numba") / os.environ.
 
 import jax
 import pytest
+from hypothesis import settings
 
-prepare()
+allow_libtpu()
+settings.register_profile("precaudit", deadline=None)  # timings are no tests
+settings.load_profile("precaudit")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # files of more than a minute: begun first, so that none runs beside an idle core at the end
@@ -66,8 +69,8 @@ def operation(tmp_path_factory):
 @pytest.fixture
 def own_programs():
     """Compile anew: programs are kept by their decoder, and a patched one is the same decoder."""
-    from precaudit.recording.tracing.programs import _compiled
+    from precaudit.recording.tracing.programs import _compile
 
-    _compiled.cache_clear()
+    _compile.cache_clear()
     yield
-    _compiled.cache_clear()
+    _compile.cache_clear()

@@ -1,8 +1,8 @@
 """The shape of the package in figures: ``python -m tools.figures``.
 
-Rooms and what lies at the root, pairs of folders that import each other's modules, imports that climb, the longest
-module, functions of many parameters, parameters of type Any, lines kept from the formatter, function names that are one
-bare participle, and public names that several modules define.
+Rooms and what lies at the root, pairs of rooms and of folders that import each other's modules, imports that climb, the
+longest module, functions of many parameters, parameters of type Any, lines kept from the formatter, function names that
+are one bare participle, and public names that several modules define.
 """
 
 import argparse
@@ -33,6 +33,11 @@ def trees() -> Iterator[tuple[str, ast.Module, str]]:
 def folder(name: str) -> str:
     """Return a module's folder, or itself where it lies at the root."""
     return name.rpartition("/")[0] or name.removesuffix(".py")
+
+
+def room(name: str) -> str:
+    """Return a module's room, or itself where it lies at the root."""
+    return name.partition("/")[0].removesuffix(".py")
 
 
 def modules_of(tree: ast.Module, known: set[str]) -> set[str]:
@@ -68,7 +73,8 @@ def figures() -> dict[str, str]:
     """Return every figure by what it counts."""
     every = list(trees())
     known = {name for name, _, _ in every}
-    pairs = {(folder(n), folder(m)) for n, tree, _ in every for m in modules_of(tree, known) if folder(n) != folder(m)}
+    arrows = [(n, m) for n, tree, _ in every for m in modules_of(tree, known)]
+    pairs, rooms_pairs = ({(f(n), f(m)) for n, m in arrows if f(n) != f(m)} for f in (folder, room))
     functions = [f for _, tree, _ in every for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
     given = [a for f in functions for a in parameters(f)]
     bare = [f.name for f in functions if is_participle(f.name)]
@@ -86,7 +92,8 @@ def figures() -> dict[str, str]:
     return {
         "rooms": str(len(rooms)),
         "modules at the root": str(sum("/" not in name for name in known)),
-        "pairs of folders and root modules": str(len(pairs)),
+        "pairs of rooms and root modules": str(len(rooms_pairs)),
+        "pairs of folders within them": str(len(pairs)),
         "lines": f"{sum(lengths.values()):,} in {len(known)} modules",
         "longest module": f"{lengths[longest]} ({longest})",
         f"functions of more than {MANY} parameters": str(many),

@@ -21,10 +21,10 @@ import optax
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from precaudit.models.configs import expected_tensors, from_config_json
+from precaudit.models.configs import from_config_json, model_tensors
 from precaudit.models.jax_decoder.arithmetic import Arithmetic
 from precaudit.models.jax_decoder.decoder import Decoder
-from precaudit.models.jax_decoder.family import layer_tensors, parts
+from precaudit.models.jax_decoder.family import family_parts, layer_tensors
 from precaudit.models.jax_decoder.parameters import parameters, rope_tables
 from precaudit.schema.policies import load_policy
 
@@ -97,7 +97,7 @@ def corpus() -> tuple[np.ndarray, np.ndarray, str]:
 def initial_tensors(config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Normal weights of deviation 0.02·(smaller where they feed the residual), norms one."""
     tensors = {}
-    for name, shape in expected_tensors(config).items():
+    for name, shape in model_tensors(config).items():
         if len(shape) == 1:
             tensors[name] = np.ones(shape, np.float32)
         else:
@@ -123,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(SEED)
     config, policy = from_config_json(CONFIG, "tiny"), load_policy("fp32")
-    decoder = Decoder(config, Arithmetic.of(policy), parts(config))
+    decoder = Decoder(config, Arithmetic.of(policy), family_parts(config))
     tables = jax.tree.map(jnp.asarray, rope_tables(config, WINDOW, policy))
     tensors = initial_tensors(config, rng)
     params = parameters(config, tensors.__getitem__, lambda _name: None, np.float32, jax.devices()[0])

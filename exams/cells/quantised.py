@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from exams.cells.cell import MIDDLE, Cell
 from exams.cells.changes import in_part, in_weight, in_weights
 from exams.cells.rounded import narrow
-from precaudit.models.jax_decoder.integers import IntegerMatrix, product
+from precaudit.models.jax_decoder.integers import IntegerMatrix, integer_product
 from precaudit.models.jax_decoder.parts import project
 
 
@@ -55,7 +55,7 @@ def by_tensor(x: Any, w: Any, bias: Any, a: Any) -> Any:
 
 
 def not_quantised(x: Any, w: Any, _bias: Any, a: Any) -> Any:
-    return product(x, w, a.activations, a, False)
+    return integer_product(x, w, a.activations, a, False)
 
 
 W8, W4, W8A8 = (("weights", "int8"),), (("weights", "int4/128"),), (("weights", "int8"), ("projection_inputs", "int8"))

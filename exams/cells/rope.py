@@ -50,7 +50,7 @@ def of_angles(change: Any, then: Any = lambda c, s: (c, s)) -> Any:
     """Tables of other angles [P, R/2]: ``change`` of (positions, frequencies)."""
 
     def made(config: Any, positions: int, policy: Any, _lengths: Any) -> Any:
-        speed, _ = frequencies(config.rope_theta, config.turned, config.rope_scaling)
+        speed, _ = frequencies(config.rope_theta, config.rotary_size, config.rope_scaling)
         angles = change(np.arange(positions, dtype=np.float64)[:, None], speed)
         cos, sin = then(np.cos(angles), np.sin(angles))
         return [as_format(cos, policy.rope)], [as_format(sin, policy.rope)]

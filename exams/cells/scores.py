@@ -8,7 +8,7 @@ from jax import lax
 from exams.cells.cell import Cell
 from exams.cells.changes import DECODE, after, in_part
 from exams.cells.rounded import f32, mantissa, narrow
-from precaudit.models.jax_decoder.parts import attend, attention_scores, capped, masked_softmax
+from precaudit.models.jax_decoder.parts import attend, attention_scores, masked_softmax, soft_cap
 
 WIDTH, HEAD, QUERIES = 128, 32, 4
 
@@ -112,9 +112,9 @@ SCORES = (
     Cell("scores: scale times log2 e", "exp2 kernel's scale before exp", S, "1\\.44|log",
          in_part("scores", times(1.4426950408889634))),
     Cell("scores: capped at 50", "soft cap of another family", S, "cap|tanh",
-         in_part("scores", after(attention_scores, lambda y: capped(y, 50.0)))),
+         in_part("scores", after(attention_scores, lambda y: soft_cap(y, 50.0)))),
     Cell("scores: capped at 5", "soft cap without need", S, "cap|tanh",
-         in_part("scores", after(attention_scores, lambda y: capped(y, 5.0)))),
+         in_part("scores", after(attention_scores, lambda y: soft_cap(y, 5.0)))),
     Cell("scores: clipped at 4", "clamped against overflow", S, "clip|clamp|largest|at 4",
          in_part("scores", after(attention_scores, lambda y: jnp.clip(y, -4, 4)))),
     Cell("scores: keys tiled for repeated", "tile for repeat_interleave", S, "interleav|tiled|groups|heads",

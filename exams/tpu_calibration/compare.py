@@ -13,7 +13,7 @@ import numpy as np
 
 from exams.tpu_calibration.programs import PROGRAMS
 from precaudit.interpreters.tpu.execute import function
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.target import compile_for, parse_target
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         text = compile_for(parse_target(given.target), program.function, inputs).text
         told = []
         for inside in (True, False):
-            made = np.asarray(function(parse(text), rounded_inside=inside)(*jax.tree.leaves(inputs)), np.float32)
+            made = np.asarray(function(parse_module(text), rounded_inside=inside)(*jax.tree.leaves(inputs)), np.float32)
             told.append(beside(made, seen[name]))
         print(f"{name:18} {told[0]:>22} {told[1]:>22}  {program.asks}")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from exams.tpu_calibration.programs import PROGRAMS
 from precaudit.recording.tracing.devices import choose_device
-from precaudit.recording.tracing.manifest import versions
+from precaudit.recording.tracing.manifest import number_versions
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
         out = jax.jit(program.function)(*jax.device_put(program.inputs(), device))
         found[name] = np.asarray(out.astype(np.float32))
         print(f"{name}: {found[name].shape}")
-    about = {"device": device.device_kind, "platform": device.platform, "versions": versions()}
+    about = {"device": device.device_kind, "platform": device.platform, "versions": number_versions()}
     with given.file.open("wb") as file:
         np.savez(file, about=np.asarray(json.dumps(about)), **found)
     print(f"{given.file}: {len(found)} programs on {device.device_kind}")

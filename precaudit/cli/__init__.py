@@ -82,10 +82,10 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
     from precaudit.errors import PrecauditError, enough_memory
-    from precaudit.interpreters.tpu.environment import prepare
+    from precaudit.interpreters.tpu.environment import allow_libtpu
     from precaudit.numbers.allocation import share_freed_memory
 
-    prepare()
+    allow_libtpu()
     share_freed_memory()
 
     try:
@@ -98,12 +98,12 @@ def run(arguments: list[str]) -> int:
         click.echo(f"precaudit: {error.format_message()}", err=True)
         return 2
     except PrecauditError as error:
-        from precaudit.reports.escaping import terminal
+        from precaudit.reports.escaping import terminal_line
 
-        click.echo(f"precaudit: {terminal(str(error))}", err=True)
+        click.echo(f"precaudit: {terminal_line(str(error))}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _interrupted()
+        return _exit_interrupted()
     except (BrokenPipeError, SystemExit) as error:  # click exits with 1, a verdict's code, where nobody reads on
         completed = isinstance(error, SystemExit) and error.code == 0 and COMPLETE in os.environ
         return 0 if completed else _unread()
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
         return _system(error)
     except Exception as error:
         if _holds_interrupt(error):  # an import that Ctrl-C broke into raises what it likes
-            return _interrupted()
+            return _exit_interrupted()
         import traceback
 
         traceback.print_exc()
@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
         return 70
 
 
-def _interrupted() -> int:
+def _exit_interrupted() -> int:
     click.echo("precaudit: interrupted", err=True)
     return 130
 

@@ -6,28 +6,28 @@ from typing import Any
 Words = Callable[[], Iterable[str]]
 
 
-def points() -> tuple[str, ...]:
+def point_names() -> tuple[str, ...]:
     """Return the names of points."""
     from precaudit.schema.graphs.decoder import POINTS
 
     return (*POINTS, "all")
 
 
-def phases() -> tuple[str, ...]:
+def phase_names() -> tuple[str, ...]:
     """Return the names of phases."""
     from precaudit.schema.selection import PHASES
 
     return PHASES
 
 
-def words(_context: Any, _parameter: Any, incomplete: str) -> list[str]:
+def complete_word(_context: Any, _parameter: Any, incomplete: str) -> list[str]:
     """Complete a word of the glossary."""
-    from precaudit.schema.glossary import names, plain
+    from precaudit.schema.glossary import lookup_key, terms_by_name
 
-    return [name.replace(" ", "-") for name in names() if name.startswith(plain(incomplete))]
+    return [name.replace(" ", "-") for name in terms_by_name() if name.startswith(lookup_key(incomplete))]
 
 
-def listed(words: Words) -> Callable[[Any, Any, str], list[str]]:
+def complete_last(words: Words) -> Callable[[Any, Any, str], list[str]]:
     """Return a completer of ``a,b,c``: of what stands after the last comma."""
 
     def complete(_context: Any, _parameter: Any, incomplete: str) -> list[str]:

@@ -1,6 +1,10 @@
 """Commands to copy, one list a command: the end of its help (``Commands.get_command``)."""
 
 EXAMPLES = {
+    "align": (
+        "precaudit align examples/own_decoder.py:program examples/own_decoder -o own.toml",
+        "precaudit align converted original",
+    ),
     "audit": ("precaudit audit", "precaudit audit --config precaudit.toml --junit audit.xml"),
     "baseline": (
         "precaudit baseline runs/a -o traces/baselines/tiny.jsonl",
@@ -43,6 +47,10 @@ EXAMPLES = {
         "precaudit probe --shape 1,1,1,128x512 --tpu v5e --fail-on 'default on v5e worse than 1e-3'",
     ),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
+    "same": (
+        "precaudit same examples/two_ways.py:full examples/two_ways.py:cached",
+        "precaudit same examples/served_decoder.py:program@prefill examples/served_decoder.py:program@rescore",
+    ),
     "sweep": (
         "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",
         "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
@@ -56,6 +64,10 @@ EXAMPLES = {
         "precaudit trace tiny -o runs/a",
         "precaudit trace tiny --text 'def main(' --points all --set scores=float32",
         "precaudit trace examples/own_decoder.py:program -o runs/own",
+    ),
+    "watch": (
+        "precaudit watch -- python examples/serve.py",
+        "precaudit watch --gate --function next_token -o runs/w -- python examples/serve.py",
     ),
     "warmup": (
         "precaudit warmup tiny --lengths 40,500 --new-tokens 64 --policies bf16,fp32",

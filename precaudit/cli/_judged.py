@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import announce, say
+from precaudit.cli._options import deliver, write
 from precaudit.judging.judgement import Judgement
 
 
-def show(
+def deliver_judgement(
     j: Judgement,
     run: str,
     junit: Path | None,
@@ -18,36 +18,18 @@ def show(
     verbose: bool = False,
 ) -> int:
     """Print a judgement, write the files asked for, and return the exit code."""
-    from precaudit.reports import judgement, pull_request
-    from precaudit.reports.headline import headline, how_far
-    from precaudit.schema.records.lines import encode
+    from precaudit.reports.gate import gate_report
+    from precaudit.reports.report import Report
 
     if junit is not None:
-        from precaudit.reports.junit import render
+        from precaudit.reports.junit import render_junit
 
-        write(junit, render(j))
-    if markdown is not None:
-        write(markdown, pull_request.markdown(j))
+        write(junit, render_junit(j))
     if github:
-        for line in pull_request.annotations(j):
+        from precaudit.reports.annotations import annotations
+
+        for line in annotations(j):
             click.echo(line)
-    if as_json:
-        for v in j.verdicts:
-            click.echo(encode(v), nl=False)
-    else:
-        announce(headline(j, run))
-        *rest, counted = judgement.lines(j, verbose)
-        for line in rest:
-            say(line)
-        if j.farthest is not None:
-            say(f"size: {how_far(j.farthest, j.sources)}")
-        say(counted)
+    bare = as_json and markdown is None  # nothing but the records is wanted
+    deliver(Report(None, records=j.verdicts) if bare else gate_report(j, run, verbose), as_json, markdown=markdown)
     return j.exit_code
-
-
-def write(path: Path, text: str | bytes) -> None:
-    """Write a file whole or not at all."""
-    from precaudit.writing import write_whole
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)

@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from precaudit.cli._completion import listed, phases, points
+from precaudit.cli._completion import complete_last, phase_names, point_names
 from precaudit.cli._progress import above, progress_bar
 
 __all__ = [
-    "announce", "cache_option", "console", "narrowed", "progress_bar", "references", "say", "selection_options",
+    "cache_option",
+    "console",
+    "deliver",
+    "page_options", "progress_bar",
+    "references",
+    "say",
+    "selection_of_filters",
+    "selection_options",
     "text_width",
+    "write",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from precaudit.reports.headline import Headline
+    from precaudit.reports.report import Report
 
 WIDE = 10_000  # columns of what is no terminal: nothing is folded
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -28,9 +36,9 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --layers, --points, --phases, --prompt."""
     for option in (
         click.option("--prompt", "prompt", metavar="IDS", help="Only these prompts: ID[,ID]."),
-        click.option("--phases", metavar="PHASES", shell_complete=listed(phases),
+        click.option("--phases", metavar="PHASES", shell_complete=complete_last(phase_names),
                      help="prefill, decode, rescore (default: all)."),
-        click.option("--points", metavar="POINTS", shell_complete=listed(points),
+        click.option("--points", metavar="POINTS", shell_complete=complete_last(point_names),
                      help="Points such as q,k,v,attn_out,logits, or all; logits:all."),
         click.option("--layers", metavar="LAYERS", help="Layers as Python slices: 0,15:18,-1."),
     ):  # fmt: skip
@@ -38,7 +46,20 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def narrowed(requested: Any, layers: str | None, points: str | None, phases: str | None, prompt: str | None) -> Any:
+def page_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --markdown and --html."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    for option in (
+        click.option("--html", type=file, metavar="FILE", help="Write one HTML page here; it needs no network."),
+        click.option("--markdown", type=file, metavar="FILE", help="Write Markdown for a pull request here."),
+    ):
+        function = option(function)
+    return function
+
+
+def selection_of_filters(
+    requested: Any, layers: str | None, points: str | None, phases: str | None, prompt: str | None
+) -> Any:
     """Return the Selection that filters of a recorded run make; None without filters."""
     from precaudit.schema.selection import Selection
 
@@ -70,21 +91,37 @@ def references(no_cache: bool) -> Iterator[Path]:
 
 def say(text: str, err: bool = False) -> None:
     """Print one line, whatever it quotes made harmless; what goes to stderr, above a bar that is shown there."""
-    from precaudit.reports.escaping import terminal
+    from precaudit.reports.escaping import terminal_line
 
-    if not (err and above(terminal(text))):
-        click.echo(terminal(text), file=_stream(err))
+    if not (err and above(terminal_line(text))):
+        click.echo(terminal_line(text), file=_stream(err))
 
 
-def announce(found: "Headline", err: bool = False) -> None:
-    """Print the first sentence in its colour, and the next command."""
-    from precaudit.reports.escaping import terminal
-    from precaudit.reports.headline import COLOURS
+def deliver(
+    r: "Report", as_json: bool, output: Path | None = None, markdown: Path | None = None, html: Path | None = None
+) -> None:
+    """Write a report into the files that are asked for, each whole or not at all, and print it or its records."""
+    from precaudit.reports import pages
+    from precaudit.reports.terminal import print_report
 
-    plain = False if os.environ.get("NO_COLOR") else None
-    click.secho(terminal(found.text), file=_stream(err), fg=COLOURS[found.mark], bold=True, color=plain)
-    if found.next:
-        say(f"  Next: {found.next}", err)
+    for path, made in ((markdown, pages.as_markdown), (html, pages.as_html)):
+        if path is not None:
+            write(path, made(r))
+    if output is not None:
+        write(output, "".join(pages.as_json(r)))
+    if not as_json:
+        return print_report(r, console())
+    for line in pages.as_json(r):
+        click.echo(line, nl=False)
+    return None
+
+
+def write(path: Path, text: str | bytes) -> None:
+    """Write a file whole or not at all."""
+    from precaudit.writing import write_whole
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
 
 
 def _stream(err: bool) -> TextIO:

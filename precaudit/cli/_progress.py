@@ -20,7 +20,7 @@ def above(line: str) -> bool:
     return True
 
 
-def timing(so_far: float, left: float | None) -> str:
+def remaining_time(so_far: float, left: float | None) -> str:
     """Return how long it has taken, and what is left of the part where its speed is known."""
     text = f"{_clock(so_far)} so far"
     return text if left is None else f"{text}, {_clock(left)} left here"
@@ -54,7 +54,7 @@ def display(console: Any, label: str) -> Iterator[Advance]:
     from rich.table import Column
     from rich.text import Text
 
-    from precaudit.reports.escaping import terminal
+    from precaudit.reports.escaping import terminal_line
 
     began = monotonic()
 
@@ -65,19 +65,19 @@ def display(console: Any, label: str) -> Iterator[Advance]:
     class Timing(ProgressColumn):
         def render(self, task: Task) -> Text:
             known = task.completed and "compiling" not in task.description  # how long that takes nobody knows
-            return Text(timing(monotonic() - began, task.time_remaining if known else None))
+            return Text(remaining_time(monotonic() - began, task.time_remaining if known else None))
 
     fixed = Column(no_wrap=True)
     columns = (Label(), BarColumn(8, table_column=fixed), TaskProgressColumn(table_column=fixed), Timing(fixed))
     with Progress(*columns, console=console, transient=True, speed_estimate_period=PERIOD) as bar:
-        task = bar.add_task(terminal(label), total=None)
+        task = bar.add_task(terminal_line(label), total=None)
 
         def advance(done: int, total: int, what: str) -> None:
             now = bar.tasks[0]
             if total != now.total or done < now.completed:
-                bar.reset(task, total=total, completed=done, description=terminal(what))
+                bar.reset(task, total=total, completed=done, description=terminal_line(what))
             else:
-                bar.update(task, completed=done, description=terminal(what))
+                bar.update(task, completed=done, description=terminal_line(what))
 
         _shown.append(console)
         try:

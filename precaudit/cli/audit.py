@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import cache_option, console, progress_bar, references, say
+from precaudit.cli._options import cache_option, deliver, progress_bar, references, say
 
 if TYPE_CHECKING:
     from precaudit.workflows.audit import Audit
@@ -33,44 +33,50 @@ def command(
     Exit codes as of gate. The run holds errors.jsonl and report.md. Where the judgement fails, its diagnosis follows
     (diagnose = false in precaudit.toml: none) and changes no exit code; --json prints verdicts alone.
     """
-    from precaudit.cli._judged import show
+    from precaudit.cli._judged import deliver_judgement
     from precaudit.schema.policies import parse_settings
     from precaudit.workflows.audit import audit
 
     with progress_bar("loading JAX") as advance, references(no_cache) as cache:
         found = audit(config, parse_settings(settings), advance, cache)
     _report(found)
-    code = show(found.judgement, str(found.run), junit, markdown, github, as_json)
+    code = deliver_judgement(found.judgement, str(found.run), junit, markdown, github, as_json)
     if not as_json:
         _diagnosis(found)
     return code
 
 
 def _report(found: "Audit") -> None:
-    """Write report.md of the run, as ``precaudit compare`` does."""
-    from precaudit.recording.runs.programs import is_program_run, open_program_run
-    from precaudit.reports import markdown, program
+    """Write report.md of the run, with the audit's verdict and what was diagnosed."""
+    from dataclasses import replace
+
+    from precaudit.reports.comparison import recalled_report
+    from precaudit.reports.gathered import gather_run
+    from precaudit.reports.pages import as_markdown
     from precaudit.writing import write_whole
 
-    own = is_program_run(found.run)
-    text = program.render(open_program_run(found.run), found.compared) if own else markdown.render(found.compared)
-    write_whole(found.run / "report.md", text, inside=True)
+    report = recalled_report(replace(gather_run(found.run), judgement=found.judgement), page=True)
+    write_whole(found.run / "report.md", as_markdown(report, 1, None), inside=True)
 
 
 def _diagnosis(found: "Audit") -> None:
     """Print the conclusions of a diagnosis, or why there are none."""
     from precaudit.recording.runs.programs import is_program_run
-    from precaudit.reports import diagnosis, program_diagnosis
+    from precaudit.reports.diagnosis import diagnosis_report
+    from precaudit.reports.program_diagnosis import program_diagnosis_report
 
     if found.diagnosis is None:
         return
     say("")
     say("Diagnosis:")
-    if isinstance(found.diagnosis, str):
+    if isinstance(found.diagnosis, tuple):
+        for line in found.diagnosis:
+            say(line)
+    elif isinstance(found.diagnosis, str):
         say(f"unknown: {found.diagnosis}")
     elif not found.diagnosis.findings and not found.diagnosis.unknown:
         say("? every operation is within the default limits: what fails is a limit of your own, or the baseline's")
     elif is_program_run(found.run):
-        program_diagnosis.show(found.diagnosis, found.compared, console(), False)
+        deliver(program_diagnosis_report(found.diagnosis, found.compared), as_json=False)
     else:
-        diagnosis.show(found.diagnosis, console(), False)
+        deliver(diagnosis_report(found.diagnosis), as_json=False)

@@ -21,7 +21,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """
     from precaudit.checks.rollouts.kinds import is_rollouts
     from precaudit.judging.baselines import freeze, freeze_errors
-    from precaudit.judging.programs import filed_errors, provenance
+    from precaudit.judging.programs import filed_errors, program_provenance
     from precaudit.recording.runs.programs import is_program_run, open_program_run
     from precaudit.recording.runs.written import recall
 
@@ -33,7 +33,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
         return _tell(output, of, frozen.sha256, len(frozen.chain))
     if is_program_run(run):
         opened = open_program_run(run)
-        record = freeze_errors(filed_errors(opened), provenance(opened), str(run), output, accept, why)
+        record = freeze_errors(filed_errors(opened), program_provenance(opened), str(run), output, accept, why)
     else:
         record = freeze(recall(run, held=False), output, accept, why)
     return _tell(output, f"run {record.run} ({record.device})", record.sha256, len(record.chain))

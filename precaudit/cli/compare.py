@@ -1,18 +1,17 @@
 """``precaudit compare``: errors of a run against FP64, emulations, or another run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from precaudit.cli._options import (
-    announce,
     cache_option,
-    console,
-    narrowed,
+    deliver,
     progress_bar,
     references,
-    say,
+    selection_of_filters,
     selection_options,
 )
 
@@ -24,7 +23,8 @@ from precaudit.cli._options import (
 @click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
               help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
-@click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--model", metavar="PATH",
+              help="Where the weights lie now; of a program: whose textbook it is held against.")  # fmt: skip
 @click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
 @click.option(
     "--reference",
@@ -46,6 +46,7 @@ from precaudit.cli._options import (
 )
 @click.option("--family", metavar="NAME", help="The family, where config.json has no model_type.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
+@click.option("--rerun", is_flag=True, help="Of a watched run: run its command again, whose code is run, to compare.")
 @cache_option
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
@@ -66,6 +67,7 @@ def command(
     config: Path | None,
     family: str | None,
     partial: bool,
+    rerun: bool,
     no_cache: bool,
     every: bool,
     verbose: bool,
@@ -85,9 +87,11 @@ def command(
     from precaudit.recording.runs.programs import is_program_run
     from precaudit.recording.runs.reader import open_run
     from precaudit.recording.runs.written import recall
-    from precaudit.references.comparison.compare import Options, compare
-    from precaudit.reports import markdown, terminal
+    from precaudit.references.comparison.compare import CompareOptions, compare
+    from precaudit.reports.comparison import comparison_page, comparison_report
     from precaudit.reports.headline import headline
+    from precaudit.reports.pages import as_markdown
+    from precaudit.reports.report import Report
     from precaudit.workflows.several import runs_in
     from precaudit.writing import write_whole
 
@@ -98,7 +102,8 @@ def command(
         if other := [name for name, value in filters.items() if value is not None]:
             raise UserError(f"{run} is a folder of runs, compared whole; leave out {', '.join(other)}")
         _policies(run, accum, model, formula, no_cache, as_json)
-        return
+        return None
+    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     kinds = [kind(x) for x in (run, against) if x is not None for kind in (is_program_run, is_imported)]
     if any(kinds) and against is not None:
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
@@ -107,94 +112,92 @@ def command(
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} and {against} are compared whole; leave out {', '.join(other)}")
         _between(run, against, as_json, every or verbose)
-        return
+        return None
     if is_imported(run):
         raise UserError(f"{run} was imported and holds no program: precaudit compare {run} RUN")
     if is_program_run(run):
-        given = {"--phases": phases, "--model": model, "--formula": formula or None, "--partial": partial or None}
+        given = {"--formula": formula or None, "--partial": partial or None}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
-        against_it = _reference(reference, names, config, family)
-        _program(run, program, against_it, (layers, points, prompt), as_json, every or verbose)
-        return
-    own = {"--program": program, "--reference": reference, "--map": names, "--config": config, "--family": family}
-    if other := [name for name, value in own.items() if value is not None]:
+        if rerun:
+            beside: dict[str, object] = {"--program": program, "--reference": reference}
+            _rerun(run, {**beside, "--map": names, "--config": config}, accums, model)
+            model = None
+        if model is not None:
+            if other := [name for name, x in (("--config", config), ("--reference", reference)) if x is not None]:
+                raise UserError(f"--model says what it is held against; leave out {', '.join(other)}")
+            against_it: Any = (model, names)
+        else:
+            against_it = _reference(reference, names, config, family)
+        _program(run, program, against_it, (layers, points, phases, prompt), accums, as_json, every or verbose)
+        return None
+    own: dict[str, object] = {"--program": program, "--reference": reference, "--map": names, "--config": config}
+    own |= {"--family": family, "--rerun": rerun or None}
+    if run.exists() and (other := [name for name, value in own.items() if value is not None]):
         raise UserError(f"{run} is no run of a program; leave out {', '.join(other)}")
-    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
-    opened = open_run(run, partial)
-    asked = narrowed(opened.record.requested, layers, points, phases, prompt)
+    opened = open_run(run, partial, held=against is None)
+    asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance, references(no_cache) as cache:
-        options = Options(accum=accums, model=model, partial=partial, cache=cache, formula=formula)
+        options = CompareOptions(accum=accums, model=model, partial=partial, cache=cache, formula=formula, held=False)
         found = compare(opened, against, asked, options, advance)
     if asked is None:
-        write_whole(found.folder / "report.md", markdown.render(found), inside=True)
+        write_whole(found.folder / "report.md", as_markdown(comparison_page(found), 1, None), inside=True)
     if as_json:
-        from precaudit.schema.records.lines import encode
-
-        for record in found.errors:
-            click.echo(encode(record), nl=False)
-        return
+        return deliver(Report(None, records=found.errors), as_json)
     if against is not None:
-        announce(_apart(found.errors, run, against))
+        verdict = _apart(found.errors, run, against)
     elif asked is None:
-        announce(headline(gate(recall(run)), str(run)))  # with what an earlier --formula found of it
+        verdict = headline(gate(recall(run)), str(run))  # with what an earlier --formula found of it
     else:
-        announce(headline(judge_found(found), str(run), " in what was selected"))
-    terminal.show(found, console(), verbose, every)
-    say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
+        verdict = headline(judge_found(found), str(run), " in what was selected")
+    report = comparison_report(found, verdict, verbose, every)
+    where = f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
+    return deliver(replace(report, ending=(*report.ending, where)), as_json)
 
 
 def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cache: bool, as_json: bool) -> None:
     """Compare every run in a folder, and print a row a policy."""
-    from precaudit.references.comparison.compare import Options
-    from precaudit.reports import fitting, policies
-    from precaudit.schema.records.lines import encode
+    from precaudit.references.comparison.compare import CompareOptions
+    from precaudit.reports.policies import policies_report
     from precaudit.workflows.several import compare_policies
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     with progress_bar() as advance, references(no_cache) as cache:
-        options = Options(accum=accums, model=model, cache=cache, formula=formula)
+        options = CompareOptions(accum=accums, model=model, cache=cache, formula=formula)
         rows, said = compare_policies(folder, options, advance)
-    if as_json:
-        for row in rows:
-            click.echo(encode(row), nl=False)
-        return
-    announce(policies.headline(rows, str(folder)))
-    fitting.show(policies.table(policies.COLUMNS, [policies.cells(row) for row in rows]), console())
-    for line in policies.KEY:
-        say(line)
-    for sentence in said:
-        say(f"- {sentence}")
-    say("Records and a report are beside each run")
+    deliver(policies_report(rows, str(folder), said), as_json)
 
 
 def _reference(reference: str | None, names: Path | None, config: Path | None, family: str | None) -> Any:
     """Return what a program's formula is held against: a function of the user's, the textbook, or nothing."""
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_function
-    from precaudit.references.mapped import names_of
+    from precaudit.references.names_map import names_of
 
     if names is not None and reference is not None:
         raise UserError("give --reference or --map, not both")
     return names_of(names, config, family) or (None if reference is None else load_function(reference))
 
 
+def _rerun(run: Path, given: dict[str, object], accums: tuple[str, ...], model: str | None) -> None:
+    """Have a watched run compared in the process of its command."""
+    from precaudit.errors import UserError
+    from precaudit.workflows.watch import rerun
+
+    if other := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"--rerun runs the command of {run} again; leave out {', '.join(other)}")
+    rerun(run, accums, model)
+
+
 def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
     """Hold a run against another, of which one is a program's or imported."""
     from precaudit.references.comparison.between import compare_runs
-    from precaudit.reports import terminal
+    from precaudit.reports.comparison import between_report
 
     with progress_bar() as advance:
-        found = compare_runs(run, against, advance)
-    if as_json:
-        from precaudit.schema.records.lines import encode
-
-        for record in found.errors:
-            click.echo(encode(record), nl=False)
-        return
-    announce(_apart(found.errors, run, against))
-    terminal.show_between(found, console(), every)
-    say(f"Records: {found.folder}/errors.jsonl")
+        found = compare_runs(run, against, advance, held=False)
+    report = between_report(found, _apart(found.errors, run, against), every)
+    deliver(replace(report, ending=(f"Records: {found.folder}/errors.jsonl",)), as_json)
 
 
 def _apart(pairs: Any, run: Path, against: Path) -> Any:
@@ -202,20 +205,20 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     import shlex
 
     from precaudit.errors import UserError
-    from precaudit.judging.programs import errors_of
+    from precaudit.judging.programs import filed_errors
     from precaudit.recording.dumps.runs import is_imported
     from precaudit.recording.runs.programs import is_program_run, open_program_run
     from precaudit.recording.runs.written import recall
-    from precaudit.reports.differences import headline
+    from precaudit.reports.differences import difference_verdict
 
     known: list[Any] = []
     lacking, asked = [], None
     for folder in (run, against):
         try:
             if is_program_run(folder):
-                known.append(errors_of(open_program_run(folder)))
+                known.append(filed_errors(open_program_run(folder)))
                 continue
-            found = recall(folder)
+            found = recall(folder, held=False)
             known.append(found.errors)
             points = set(found.run.record.requested.points)
             asked = points if asked is None else asked & points
@@ -223,50 +226,56 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
             known.append(None)
             lacking.append(folder)
     helps = lacking and not any(is_imported(folder) for folder in lacking)
-    return headline(
+    return difference_verdict(
         pairs, known[0], known[1], f"precaudit compare {shlex.quote(str(lacking[0]))}" if helps else "", asked
     )
 
 
 def _program(
     run: Path,
-    program: str | None,
+    program: Any,
     reference: Any,
-    filters: tuple[str | None, str | None, str | None],
+    filters: tuple[str | None, str | None, str | None, str | None],
+    accum: tuple[str, ...],
     as_json: bool,
     every: bool,
 ) -> None:
     """Compare a run of a program with its own segments; with filters, show some of it, compared whole before or now."""
     from precaudit.judging.gate import gate, judge_look
     from precaudit.judging.looks import look_at
-    from precaudit.judging.programs import errors_of, was_compared
+    from precaudit.judging.programs import program_errors, was_compared
+    from precaudit.recording.programs.loading import program_of
     from precaudit.recording.runs.programs import open_program_run
-    from precaudit.references.comparison.programs import compare
-    from precaudit.references.mapped import Names
-    from precaudit.reports import program as report
+    from precaudit.references.alignment.textbook import model_names
+    from precaudit.references.comparison.programs import compare_program
+    from precaudit.references.names_map import Names
     from precaudit.reports.headline import headline
+    from precaudit.reports.pages import as_markdown
+    from precaudit.reports.program import program_report
+    from precaudit.reports.report import Report
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
-    look = look_at(opened, *filters)
+    look, code = look_at(opened, *filters), program is not None
+    if isinstance(reference, tuple):
+        program = program_of(opened, program)
+        with progress_bar() as advance:
+            reference = model_names(opened, program, *reference, tell=advance)
     names = reference.record() if isinstance(reference, Names) else None
     own = reference is not None and names is None  # a function, of which nothing tells that it is the same
-    if look is not None and program is None and not own and was_compared(opened, names):
-        errors = errors_of(opened)
+    there = look is not None or opened.record.watched is not None  # whose program is gone
+    if there and not code and not own and was_compared(opened, names, accum):
+        errors = program_errors(opened)
     else:
         with progress_bar() as advance:
-            errors = compare(opened, program, reference, tell=advance)
-        write_whole(run / "report.md", report.render(opened, errors), inside=True)
+            errors = compare_program(opened, program, reference, advance, accum)
+        write_whole(run / "report.md", as_markdown(program_report(opened, errors), 1, None), inside=True)
     whole, errors = errors, errors if look is None else look.of(errors)
     if as_json:
-        from precaudit.schema.records.lines import encode
-
-        for record in errors:
-            click.echo(encode(record), nl=False)
-        return
+        return deliver(Report(None, records=errors), as_json)
     if look is None:
-        announce(headline(gate(run), str(run)))
+        verdict = headline(gate(run), str(run))
     else:
-        announce(headline(judge_look(opened, whole, look), str(run), " in what was selected"))
-    report.show(opened, errors, console(), every)
-    say(f"Records: {run}/errors.jsonl; report: {run}/report.md")
+        verdict = headline(judge_look(opened, whole, look), str(run), " in what was selected")
+    where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
+    return deliver(replace(program_report(opened, errors, verdict, every), ending=(where,)), as_json)

@@ -5,7 +5,15 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, say, selection_options
+from precaudit.cli._options import (
+    cache_option,
+    deliver,
+    progress_bar,
+    references,
+    say,
+    selection_of_filters,
+    selection_options,
+)
 
 
 @click.command()
@@ -13,8 +21,10 @@ from precaudit.cli._options import cache_option, console, narrowed, progress_bar
 @selection_options
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
-@click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--model", metavar="PATH",
+              help="Where the weights lie now; of a program: whose textbook it is held against.")  # fmt: skip
 @click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
+@click.option("--rerun", is_flag=True, help="Of a watched run: run its command again, whose code is run.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
@@ -32,6 +42,7 @@ def command(
     no_cache: bool,
     model: str | None,
     program: str | None,
+    rerun: bool,
     lift: tuple[str, ...],
     invariance: bool,
     objective: str,
@@ -49,64 +60,72 @@ def command(
     from precaudit.errors import UserError
     from precaudit.recording.runs.programs import is_program_run
     from precaudit.recording.runs.reader import open_run
-    from precaudit.references.comparison.compare import Options
-    from precaudit.reports import diagnosis
-    from precaudit.schema.records.lines import encode
+    from precaudit.references.comparison.compare import CompareOptions
+    from precaudit.reports.diagnosis import diagnosis_report
 
     if is_program_run(run):
-        given: dict[str, object] = {"--phases": phases, "--model": model, "--lift": lift or None}
+        given: dict[str, object] = {"--lift": lift or None}
         given |= {"--invariance": invariance or None}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
-        return _program(run, program, (layers, points, prompt), objective, verbose, as_json)
-    if program is not None:
-        raise UserError(f"{run} is no run of a program; leave out --program")
+        if rerun:
+            return _rerun(run, model)
+        return _program(run, program, model, (layers, points, phases, prompt), objective, verbose, as_json)
+    if run.exists() and (program is not None or rerun):
+        raise UserError(f"{run} is no run of a program; leave out {'--program' if program else '--rerun'}")
     opened = open_run(run, partial)
-    asked = narrowed(opened.record.requested, layers, points, phases, prompt)
+    asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance, references(no_cache) as cache:
         found = diagnose(
             opened,
             asked,
-            Options(accum=(), model=model, partial=partial, cache=cache),
+            CompareOptions(accum=(), model=model, partial=partial, cache=cache),
             advance,
             lift=_meanings(lift),
             objective=objective,
         )
-    if as_json:
-        for finding in found.findings:
-            click.echo(encode(finding), nl=False)
-    else:
-        diagnosis.show(found, console(), verbose)
+    deliver(diagnosis_report(found, verbose), as_json)
     codes = {found.exit_code, _invariant(found, model, as_json)} if invariance else {found.exit_code}
     return 1 if 1 in codes else max(codes)
+
+
+def _rerun(run: Path, model: str | None) -> int:
+    """Have a watched run compared and diagnosed in the process of its command."""
+    from precaudit.cli._options import console
+    from precaudit.judging.gate import gate
+    from precaudit.reports.headline import headline
+    from precaudit.reports.terminal import print_line
+    from precaudit.workflows.watch import rerun
+
+    found = rerun(run, model=model, diagnose=True)
+    judged = gate(run)
+    for line in found.diagnosis or headline(judged, str(run)).lines:
+        print_line(line, console())
+    return judged.exit_code
 
 
 def _program(
     run: Path,
     program: str | None,
-    filters: tuple[str | None, str | None, str | None],
+    model: str | None,
+    filters: tuple[str | None, str | None, str | None, str | None],
     objective: str,
     verbose: bool,
     as_json: bool,
 ) -> int:
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
-    from precaudit.diagnosis.programs import diagnose
+    from precaudit.diagnosis.programs import diagnose_program
     from precaudit.judging.looks import look_at
-    from precaudit.judging.programs import errors_of
+    from precaudit.judging.programs import program_errors
     from precaudit.recording.runs.programs import open_program_run
-    from precaudit.reports import program_diagnosis as report
-    from precaudit.schema.records.lines import encode
+    from precaudit.reports.program_diagnosis import program_diagnosis_report
 
     with progress_bar() as advance:
         opened = open_program_run(run)
         look = look_at(opened, *filters)
-        found = diagnose(opened, program, advance, None if look else objective, look)
-    if as_json:
-        for finding in found.findings:
-            click.echo(encode(finding), nl=False)
-    else:
-        errors = errors_of(opened)
-        report.show(found, errors if look is None else look.of(errors), console(), verbose)
+        found = diagnose_program(opened, program, advance, None if look else objective, look, model)
+    errors = program_errors(opened)
+    deliver(program_diagnosis_report(found, errors if look is None else look.of(errors), verbose), as_json)
     return found.exit_code
 
 

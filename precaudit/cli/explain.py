@@ -2,11 +2,11 @@
 
 import click
 
-from precaudit.cli._completion import words
+from precaudit.cli._completion import complete_word
 
 
 @click.command()
-@click.argument("term", nargs=-1, metavar="[TERM]", shell_complete=words)
+@click.argument("term", nargs=-1, metavar="[TERM]", shell_complete=complete_word)
 def command(term: tuple[str, ...]) -> None:
     """Say what a word means: a statistic, a status, a point.
 
@@ -15,13 +15,13 @@ def command(term: tuple[str, ...]) -> None:
     """
     from precaudit.cli._options import say, text_width
     from precaudit.reports import words as layout
-    from precaudit.schema.glossary import entries, explained
+    from precaudit.schema.glossary import look_up, terms
 
     width = text_width()
     if not term:
-        for line in layout.listing(entries(), width):
+        for line in layout.word_lines(terms(), width):
             say(line)
         return
-    for i, entry in enumerate(explained(" ".join(term))):
+    for i, entry in enumerate(look_up(" ".join(term))):
         for line in (*("",) * bool(i), *layout.paragraphs(entry, width)):
             say(line)

@@ -28,9 +28,9 @@ def command(
     wanted = {"pandas": as_csv or parquet, "pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
     if not any(wanted.values()):
         raise UserError("nothing to write: give --csv FILE, --parquet FILE, --tensorboard DIR or --wandb-offline DIR")
-    errors = _read(run)
+    errors = _read_errors(run)
     exports.needs(*(name for name, path in wanted.items() if path is not None))
-    exports.free(*(path for path in (tensorboard, wandb_offline) if path is not None))
+    exports.require_free(*(path for path in (tensorboard, wandb_offline) if path is not None))
     _tables(errors, as_csv, parquet)
     _logs(run, errors, tensorboard, wandb_offline)
     for path in (as_csv, parquet, tensorboard, wandb_offline):
@@ -38,7 +38,7 @@ def command(
             say(f"{path}: {len(errors):,} records of {run}")
 
 
-def _read(run: Path) -> Any:
+def _read_errors(run: Path) -> Any:
     """Return a run's error records; raises UserError where it was not compared."""
     from precaudit.judging.programs import filed_errors
     from precaudit.recording.runs.programs import is_program_run, open_program_run
@@ -62,13 +62,12 @@ def _logs(run: Path, errors: Any, tensorboard: Path | None, wandb_offline: Path 
     """Write the logs, which hold the verdict of the default rules; of a table alone nothing is judged."""
     from precaudit.judging.gate import gate
     from precaudit.reports import exports
-    from precaudit.reports.headline import headline
-    from precaudit.reports.judgement import lines
+    from precaudit.reports.gate import gate_report
 
     if tensorboard is None and wandb_offline is None:
         return
     judgement = gate(run)
-    told = [headline(judgement, str(run)).text, *lines(judgement)]
+    told = gate_report(judgement, str(run)).lines
     if tensorboard is not None:
         exports.tensorboard(tensorboard, errors, told)
     if wandb_offline is not None:

@@ -41,7 +41,7 @@ def command(
     Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """
     from precaudit.checks.rollouts.kinds import is_rollouts
-    from precaudit.cli._judged import show
+    from precaudit.cli._judged import deliver_judgement
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate
 
@@ -54,7 +54,7 @@ def command(
         judged = gate_rollouts(source, budgets, baseline, across_devices)
     else:
         judged = gate(source, budgets, baseline, across_devices, at_most=stated)
-    return show(judged, str(source), junit, markdown, github, as_json, verbose)
+    return deliver_judgement(judged, str(source), junit, markdown, github, as_json, verbose)
 
 
 def limits_of(items: tuple[str, ...]) -> dict[str, float]:

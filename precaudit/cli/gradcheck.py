@@ -1,11 +1,12 @@
 """``precaudit gradcheck``: a kernel and its reference, outputs and gradients, against FP64."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from precaudit.cli._options import announce, console, progress_bar, say
+from precaudit.cli._options import deliver, page_options, progress_bar
 
 
 @click.command()
@@ -19,10 +20,7 @@ from precaudit.cli._options import announce, console, progress_bar, say
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the error records here, as JSONL.")  # fmt: skip
-@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write Markdown for a pull request here.")  # fmt: skip
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write one HTML page here; it needs no network.")  # fmt: skip
+@page_options
 @click.option("--failing", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Shrink the first input that fails on each side, and write it here.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -36,10 +34,9 @@ def command(
     seeds: int,
     plain: bool,
     output: Path | None,
-    markdown: Path | None,
-    page: Path | None,
     failing: Path | None,
     as_json: bool,
+    **pages: Path | None,
 ) -> int:
     """Hold a kernel and its gradients against FP64.
 
@@ -51,79 +48,46 @@ def command(
     from precaudit.errors import UserError
 
     if listing:
-        return _listed(as_json)
+        return _print_checks(as_json)
     if kernel is None:
         raise UserError("gradcheck needs a KERNEL, FILE.py:NAME; precaudit gradcheck --list names those that ship")
     from precaudit.checks.gradients.check import gradcheck
-    from precaudit.checks.gradients.subjects import named
+    from precaudit.checks.gradients.subjects import import_kernel
     from precaudit.recording.programs.loading import load_function
-    from precaudit.reports import fitting
-    from precaudit.reports import gradients as report
-    from precaudit.schema.records.lines import encode
+    from precaudit.reports.gradients import gradient_report
 
     try:
         places = None if argnums is None else [int(x) for x in argnums.split(",") if argnums != "none"]
     except ValueError:
         raise UserError(f"--argnums {argnums}: numbers of inputs are wanted, such as 0,2, or none") from None
     with progress_bar("loading JAX") as advance:
-        it = named(kernel, reference, inputs, places)
+        it = import_kernel(kernel, reference, inputs, places)
         formula = None if exact is None else load_function(exact)
         found = gradcheck(
             it.kernel, it.reference, it.inputs, argnums=it.argnums, exact=formula, seeds=seeds, hostile=not plain,
             name=it.name, advance=advance,
         )  # fmt: skip
-        saved = [] if failing is None else _saved(found, it, formula, failing)
-    text = b"".join(map(encode, found.records)).decode()
-    _write(found, text, output, markdown, page)
-    if as_json:
-        click.echo(text, nl=False)
-        return found.exit_code
-    announce(report.headline(found))
-    fitting.show(report.table(found), console())
-    for line in [*report.lines(found), *saved]:
-        say(line)
+        saved = [] if failing is None else _save_smallest(found, it, formula, failing)
+    report = gradient_report(found)
+    deliver(replace(report, notes=(*report.notes, *saved)), as_json, output, **pages)
     return found.exit_code
 
 
-def _write(found: Any, text: str, output: Path | None, markdown: Path | None, page: Path | None) -> None:
-    """Write the files that are asked for, each whole or not at all."""
-    from precaudit.cli._judged import write
-    from precaudit.reports import gradient_pages
-
-    if output is not None:
-        write(output, text)
-    if markdown is not None:
-        write(markdown, gradient_pages.as_markdown(found))
-    if page is not None:
-        write(page, gradient_pages.as_html(found))
-
-
-def _listed(as_json: bool) -> int:
+def _print_checks(as_json: bool) -> int:
     """Print the checks that ship, a table or a line of JSON each."""
-    import json
-    from dataclasses import asdict
-
-    from precaudit.checks.gradients import sides
-    from precaudit.checks.gradients.shipped import INTERPRETED, shipped
-    from precaudit.reports import fitting
-    from precaudit.reports import gradients as report
+    from precaudit.checks.gradients.shipped import shipped_checks
+    from precaudit.reports.gradients import shipped_report
 
     with progress_bar("loading JAX"):
-        found = shipped()
-    if as_json:
-        for each in found:
-            click.echo(json.dumps(asdict(each), ensure_ascii=False))
-    else:
-        fitting.show(report.listed(found), console())
-        if any(each.here == INTERPRETED for each in found):
-            say(f"note: {sides.INTERPRETED}")
+        found = shipped_checks()
+    deliver(shipped_report(found), as_json)
     return 0
 
 
-def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
+def _save_smallest(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
     """Write the smallest inputs on which each side still fails; return a line for each."""
     from precaudit.checks.gradients.check import gradcheck
-    from precaudit.checks.gradients.subjects import write
+    from precaudit.checks.gradients.subjects import write_inputs
 
     lines = []
     for side in dict.fromkeys(f.side for f in found.found if f.verdict.status in ("fail", "nonfinite")):
@@ -142,7 +106,7 @@ def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
         except ImportError:
             lines.append("note: without hypothesis inputs are not shrunk: pip install 'precaudit[kernels]'")
         path = folder / f"{side}.safetensors"
-        if write(path, inputs):
+        if write_inputs(path, inputs):
             lines.append(f"wrote {path}; Next: precaudit gradcheck {it.name} --inputs {path}")
         else:
             lines.append(f"note: the {side}'s failing inputs are not all arrays and were not written")

@@ -19,12 +19,12 @@ def command(subject: str | None, reference: str | None, force: bool) -> None:
     """
     from precaudit.workflows.starter import init
 
-    for path in init(subject or _asked(), ".", reference, force):
+    for path in init(subject or _ask(), ".", reference, force):
         say(f"wrote {path}")
     say("Next: precaudit audit")
 
 
-def _asked() -> str:
+def _ask() -> str:
     """Return what is typed on a terminal; raises UserError elsewhere."""
     import sys
 

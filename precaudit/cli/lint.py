@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import announce, console, progress_bar, say
+from precaudit.cli._options import deliver, page_options, progress_bar, say
 
 
 @click.command()
@@ -23,6 +23,7 @@ from precaudit.cli._options import announce, console, progress_bar, say
 @click.option("--fail-on", type=click.Choice(["error", "unknown", "warning", "note"]), default="error",
               show_default=True, help="The severity from which on the exit code is 1.")  # fmt: skip
 @click.option("--sarif", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write SARIF here.")
+@page_options
 @click.option("--list", "listed", is_flag=True, help="Print what every rule says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
 def command(
@@ -39,6 +40,7 @@ def command(
     sarif: Path | None,
     listed: bool,
     as_json: bool,
+    **pages: Path | None,
 ) -> int:
     """Say what SUBJECT's text does to its precision; runs nothing.
 
@@ -48,57 +50,44 @@ def command(
     """
     from precaudit import __version__
     from precaudit.errors import UserError
-    from precaudit.reports import fitting
     from precaudit.reports import lint as report
 
     if listed:
         from precaudit.checks.lint.rules import every
 
-        for line in report.rules(every()):
+        for line in report.rule_lines(every()):
             say(line)
         return 0
     if subject is None:
         raise UserError("SUBJECT is missing: a model such as tiny, or FILE.py:NAME")
     from precaudit.checks.lint.rules import every
-    from precaudit.schema.records.lines import encode
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
-    found = _linted(subject, tpu, device, own, run)
+    found = _lint(subject, tpu, device, own, run)
     if sarif is not None:
         import json
 
-        from precaudit.cli._judged import write
+        from precaudit.cli._options import write
 
         write(sarif, json.dumps(report.sarif(found, every(), __version__), indent=1) + "\n")
-    if as_json:
-        for f in found.findings:
-            click.echo(encode(f), nl=False)
-        return found.exit_code(fail_on)
-    announce(report.headline(found, subject, fail_on))
-    if found.findings:
-        fitting.show(report.table(found.findings), console())
-    for line in report.reasons(found.findings):
-        say(line)
-    fitting.show(report.phases(found), console())
-    for note in found.notes:
-        say(f"note: {note}")
+    deliver(report.lint_report(found, subject, fail_on), as_json, **pages)
     return found.exit_code(fail_on)
 
 
-def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any], folder: Path | None) -> Any:
+def _lint(subject: str, tpu: str | None, device: str, own: dict[str, Any], folder: Path | None) -> Any:
     from precaudit.checks.lint.linting import PHASES, lint_model, lint_program
-    from precaudit.checks.lint.recorded import recorded
+    from precaudit.checks.lint.recorded import read_extents
     from precaudit.errors import UserError
     from precaudit.interpreters.tpu.target import parse_target
-    from precaudit.recording.programs.loading import is_reference, load
+    from precaudit.recording.programs.loading import is_reference, load_program
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
-    target, run = None if tpu is None else parse_target(tpu), None if folder is None else recorded(folder)
+    target, run = None if tpu is None else parse_target(tpu), None if folder is None else read_extents(folder)
     with progress_bar("loading JAX") as advance:
         if is_reference(subject):
             if other := [name for name, value in own.items() if value is not None]:
                 raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
-            return lint_program(load(subject), target, device, advance, run)
+            return lint_program(load_program(subject), target, device, advance, run)
         policy = apply_settings(load_policy(own["--policy"] or "bf16"), parse_settings(own["--set"] or ()))
         phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
         return lint_model(

@@ -15,32 +15,27 @@ def command(subject: str | None, check: bool, allow_field: tuple[str, ...], as_j
 
     Exit code 1: --check found values that are not finite.
     """
-    from precaudit.cli._options import console, progress_bar
+    from precaudit.cli._options import deliver, progress_bar
     from precaudit.errors import UserError
-    from precaudit.reports import models
+    from precaudit.reports.models import check_report, models_report
 
     if subject is None:
         if check:
             raise UserError("--check needs a SUBJECT: precaudit models --check tiny")
-        click.echo(models.as_json(models.supported()) if as_json else models.text(models.supported()))
+        deliver(models_report(), as_json)
         return 0
     from precaudit.models.checkpoints import open_checkpoint
-    from precaudit.models.checkpoints.inspection import checked
+    from precaudit.models.checkpoints.inspection import inspect_tensors
 
     opened = open_checkpoint(subject, allow_field)
     if not check:
-        click.echo(models.as_json(models.described(opened)) if as_json else models.text(models.described(opened)))
+        deliver(models_report(opened), as_json)
         return 0
     found = []
     with progress_bar() as advance:
         total = len(opened.tensors.shapes())
-        for i, tensor in enumerate(checked(opened)):
+        for i, tensor in enumerate(inspect_tensors(opened)):
             found.append(tensor)
             advance(i + 1, total, tensor.name)
-    bad = [t for t in found if t.nonfinite]
-    if as_json:
-        for t in found:
-            click.echo(models.as_json(t._asdict()))
-    else:
-        models.show_checked(opened, found, console())
-    return 1 if bad else 0
+    deliver(check_report(opened, found), as_json)
+    return int(any(t.nonfinite for t in found))

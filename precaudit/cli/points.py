@@ -9,7 +9,7 @@ Which = Literal["own", "automatic", "both"]
 
 
 @click.command()
-@click.argument("program", metavar="FILE.py:NAME|module:NAME")
+@click.argument("program", metavar="FILE.py:NAME|module:NAME|RUN")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE", help='TOML of names: q = "query_proj~1".')
 @click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
               help="Its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
@@ -17,19 +17,19 @@ Which = Literal["own", "automatic", "both"]
 def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> None:
     """List what would be recorded of PROGRAM, whose code is run.
 
-    Of every point: shape, format, bytes, and the line that makes it.
+    Of every point: shape, format, bytes, and the line that makes it. Of RUN, a program's, what was recorded.
     """
-    from precaudit.cli._options import console
-    from precaudit.recording.programs.loading import load, renamed
-    from precaudit.recording.programs.tracing import points
+    from precaudit.cli._options import deliver
+    from precaudit.recording.programs.loading import load_program, rename_points
+    from precaudit.recording.programs.planning import points
+    from precaudit.recording.runs.programs import is_program_run, open_program_run
+    from precaudit.reports.program import points_report
 
-    found = points(load(program) if rename is None else renamed(load(program), rename), taps)
-    if as_json:
-        from precaudit.schema.records.lines import encode
-
-        for point in found:
-            click.echo(encode(point), nl=False)
+    if is_program_run(program):
+        recorded = open_program_run(program).entries
+        for one in recorded:
+            deliver(points_report(one.record.points, one.record.entry if len(recorded) > 1 else ""), as_json)
         return
-    from precaudit.reports import program as report
-
-    report.listing(found, console())
+    of = load_program(program) if rename is None else rename_points(load_program(program), rename)
+    for entry in (of.entry, *of.then):
+        deliver(points_report(points(of, taps, entry), entry if of.then else ""), as_json)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import announce, console, progress_bar, say
+from precaudit.cli._options import deliver, page_options, progress_bar
 
 
 @click.command()
@@ -20,6 +20,7 @@ from precaudit.cli._options import announce, console, progress_bar, say
 @click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL; gate judges them.")  # fmt: skip
+@page_options
 @click.option("-v", "--verbose", is_flag=True, help="A row a way, the refused ones among them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 def command(
@@ -32,6 +33,7 @@ def command(
     output: Path | None,
     verbose: bool,
     as_json: bool,
+    **pages: Path | None,
 ) -> int:
     """Say what this device makes of attention scores.
 
@@ -46,21 +48,7 @@ def command(
         found = probe(
             shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance
         )  # fmt: skip
-    from precaudit.reports import fitting
-    from precaudit.reports import probe as report
-    from precaudit.schema.records.lines import encode
+    from precaudit.reports.probe import probe_report
 
-    text = b"".join(map(encode, found.records)).decode()
-    if output is not None:
-        from precaudit.cli._judged import write
-
-        write(output, text)
-    if as_json:
-        click.echo(text, nl=False)
-        return found.exit_code
-    announce(report.headline(found))
-    for table in report.tables(found, verbose):
-        fitting.show(table, console())
-    for line in report.lines(found):
-        say(line)
+    deliver(probe_report(found, verbose), as_json, output, **pages)
     return found.exit_code

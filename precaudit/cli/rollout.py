@@ -1,20 +1,15 @@
 """``precaudit rollout``: log-probabilities of an engine, or of tokens drawn here, against a trainer's and FP64's."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from precaudit.cli._options import announce, console, progress_bar, say
+from precaudit.cli._options import deliver, page_options, progress_bar
 
 if TYPE_CHECKING:
-    from precaudit.checks.rollouts.causes import Cause
-    from precaudit.checks.rollouts.drawn import Drawn
-    from precaudit.checks.rollouts.limits import Limit
-    from precaudit.checks.rollouts.origin import RolloutRun
-    from precaudit.checks.rollouts.parity import Parity
+    from precaudit.checks.rollouts.budgets import RolloutBudget
 
 DRAWS = (
     "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
@@ -62,10 +57,7 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
               help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
-@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write Markdown for a pull request here.")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write one HTML page here; it needs no network.")  # fmt: skip
+@page_options
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write what was drawn, as --from reads it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -84,16 +76,17 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     drew other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside, one of several
     policies cannot run, or no answer parses.
     """
-    from precaudit.checks.rollouts.limits import ANSWERS, parse_limits
+    from precaudit.checks.rollouts.budgets import parse_limits
+    from precaudit.checks.rollouts.limits import ANSWERS
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import is_reference
 
     context = click.get_current_context()
     told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if is_reference(model):
-        from precaudit.cli._drawing import program
+        from precaudit.cli._drawing import draw_program
 
-        return program(model, given, [name for name in told if name not in OF_A_PROGRAM])
+        return draw_program(model, given, [name for name in told if name not in OF_A_PROGRAM])
     limits = parse_limits(given["fail_above"], given["fail_below"])
     if given["html"] is not None:
         from precaudit.reports.charts import drawing
@@ -101,10 +94,10 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         drawing()
     chosen = [name for name in DRAWS if name in told]
     if source is None:
-        from precaudit.cli._drawing import draw
+        from precaudit.cli._drawing import draw_rollouts
 
-        return draw(model, given, limits)
-    if any(x.metric == ANSWERS for x in limits):
+        return draw_rollouts(model, given, limits)
+    if any(x.entry.metric == ANSWERS for x in limits):
         raise UserError(f"--from reads rollouts and asks nothing; leave out --fail-below {ANSWERS}")
     if chosen:
         raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
@@ -112,71 +105,27 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         given["temperature"] = 1.0
     if not given["temperature"] > 0:
         raise UserError(f"--temperature {given['temperature']:g}: what an engine divides by is above 0")
-    return _read(model, source, given, limits)
+    return _score_file(model, source, given, limits)
 
 
-def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
+def _score_file(model: str, source: Path, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]") -> int:
     """Hold the rollouts of a file to a policy and FP64."""
     from precaudit.checks.rollouts.reading import read_rollouts
-    from precaudit.cli._explaining import code_of, explained, show
-    from precaudit.reports import fitting
-    from precaudit.reports import rollouts as report
+    from precaudit.cli._explaining import exit_code_with_causes, explain_rollouts
+    from precaudit.reports.rollout_report import RolloutStory, rollout_report
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     rollouts = read_rollouts(source)
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     with progress_bar("loading JAX") as advance:
-        from precaudit.checks.rollouts.parity import parity
+        from precaudit.checks.rollouts.parity import score_parity
         from precaudit.checks.rollouts.recording import of_read
         from precaudit.recording.tracing.subject import load
 
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
-        found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
-        why = explained([(subject, found, rollouts)], given, given["temperature"], advance)
+        found = score_parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
+        why = explain_rollouts([(subject, found, rollouts)], given, given["temperature"], advance)
         origin = of_read(found, subject, rollouts, given["temperature"])
-    code = code_of(why, found.exit_code)
-    pages(origin, (found,), why, given)
-    if kept((origin, *found_records(found), *why), given):
-        return code
-    announce(report.headline(found))
-    fitting.show(report.table(found), console())
-    fitting.show(report.worst(found), console())
-    for line in report.lines(found):
-        say(line)
-    show(why)
-    return code
-
-
-def found_records(found: "Parity") -> tuple[Any, ...]:
-    """Return the records of a parity, those of the whole first."""
-    return (*found.whole, *found.each)
-
-
-def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
-    """Write or print records where that was asked for; return whether they were printed."""
-    from precaudit.cli._judged import write
-    from precaudit.schema.records.lines import encode
-
-    text = b"".join(map(encode, records)).decode()
-    if given["output"] is not None:
-        write(given["output"], text)
-    if given["as_json"]:
-        click.echo(text, nl=False)
-    return bool(given["as_json"])
-
-
-def pages(
-    origin: "RolloutRun", parities: "tuple[Parity, ...]", why: "Sequence[Cause]", given: dict[str, Any],
-    drawn: "Drawn | None" = None,
-) -> None:  # fmt: skip
-    """Write the pages that are asked for, each whole or not at all."""
-    if given["markdown"] is None and given["html"] is None:
-        return
-    from precaudit.cli._judged import write
-    from precaudit.reports import rollout_pages
-
-    told = rollout_pages.Told(origin, parities, tuple(why), drawn)
-    if given["markdown"] is not None:
-        write(given["markdown"], rollout_pages.as_markdown(told))
-    if given["html"] is not None:
-        write(given["html"], rollout_pages.as_html(told))
+    report = rollout_report(RolloutStory(origin, (found,), tuple(why)))
+    deliver(report, given["as_json"], given["output"], given["markdown"], given["html"])
+    return exit_code_with_causes(why, found.exit_code)

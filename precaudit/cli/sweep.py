@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import announce, cache_option, console, progress_bar, references, say
+from precaudit.cli._options import cache_option, deliver, progress_bar, references, say
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
@@ -43,7 +43,6 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     Exit code 1 where a policy fails, 3 where one cannot run or be judged.
     """
     from precaudit.errors import UserError
-    from precaudit.reports import fitting
     from precaudit.reports import sweep as report
     from precaudit.schema.policies import load_policy
     from precaudit.schema.prompts import Prompt
@@ -69,30 +68,22 @@ def command(subject: str, text: str | None, **given: Any) -> int:
         from precaudit.checks.rollouts.timing import How
         from precaudit.progress import Progress
         from precaudit.recording.tracing.subject import load
-        from precaudit.recording.tracing.trace import Options
-        from precaudit.references.comparison.compare import Options as CompareOptions
+        from precaudit.recording.tracing.trace import TraceOptions
+        from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 
-        def opened(policy: "Policy", device: str) -> Any:
+        def open_subject(policy: "Policy", device: str) -> Any:
             return load(subject, policy, device=device or given["device"], allow=given["allow_field"])
 
         steps, line = given["decode_steps"], " ".join(["precaudit", *sys.argv[1:]])
         asked = Sweep(
             policies, source, select,
-            Options(steps, given["batch"], "right", None, given["force"], line, given["resume"]),
+            TraceOptions(steps, given["batch"], "right", None, given["force"], line, given["resume"]),
             CompareOptions(accum=(), cache=cache),
             How(given["batch"], given["new_tokens"], Sampling(1.0, None, None, 0), (), given["rounds"]), given["tpu"],
         )  # fmt: skip
-        rows = sweep(opened, asked, folder, Progress(lambda line: say(line, err=True), advance))
+        rows = sweep(open_subject, asked, folder, Progress(lambda line: say(line, err=True), advance))
     for path in given["plots"]:
         write_whole(path, report.picture(rows, path))
-    if given["as_json"]:
-        from precaudit.schema.records.lines import encode
-
-        for row in rows:
-            click.echo(encode(row), nl=False)
-    else:
-        announce(report.headline(rows))
-        fitting.show(report.table(rows, given["tpu"]), console())
-        for line in report.lines(rows):
-            say(line)
-    return {"✓": 0, "✗": 1}.get(report.headline(rows).mark, 3)
+    found = report.sweep_report(rows, given["tpu"])
+    deliver(found, given["as_json"])
+    return found.exit_code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import console, progress_bar, say, selection_options
+from precaudit.cli._options import deliver, progress_bar, say, selection_options
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
@@ -77,10 +77,10 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
     precaudit.Program of your own as FILE.py:NAME or module:NAME. Its code is run; it takes -o, --layers, --points,
-    --prompt (its cases), --positions (its calls, one after another), --policy and --set (what it announces), --rename,
-    --strict, --taps, --force and --device tpu-predicted alone. With --repeat: record RUN once more and say whether
-    every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies, exit code 3
-    where one of them cannot run.
+    --prompt (its cases), --phases (its entry points), --positions (calls of one, one after another), --policy and --set
+    (what it announces), --rename, --strict, --taps, --force, --resume and --device tpu-predicted alone. With --repeat:
+    record RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not).
+    With several policies, exit code 3 where one of them cannot run.
     """
     if repeat is not None:
         return _again(context, repeat, output, force)
@@ -94,7 +94,9 @@ def command(
     from precaudit.recording.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, layers, points, prompt, positions, force, device, strict)
+        return _program(
+            context, subject, output, rename, layers, points, prompt, phases, positions, force, device, strict
+        )
     if rename is not None or taps != "both":
         raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
     if strict:
@@ -109,29 +111,32 @@ def command(
     name = chosen[0].name if len(chosen) == 1 else "policies"
     folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{name}"
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
-    with progress_bar("loading JAX") as advance, _told([folder] if len(chosen) == 1 else _folders(chosen, folder)):
+    with (
+        progress_bar("loading JAX") as advance,
+        _on_interrupt([folder] if len(chosen) == 1 else _folders(chosen, folder)),
+    ):
         from precaudit.progress import Progress
         from precaudit.recording.tracing.subject import load
-        from precaudit.recording.tracing.trace import Options, trace
+        from precaudit.recording.tracing.trace import TraceOptions, trace
 
         command = " ".join(["precaudit", *sys.argv[1:]])
-        options = Options(decode_steps, batch, pad, tokens_from, force, command, resume)
+        options = TraceOptions(decode_steps, batch, pad, tokens_from, force, command, resume)
         progress = Progress(lambda line: say(line, err=True), advance)
 
-        def opened(policy: "Policy") -> Any:
+        def open_subject(policy: "Policy") -> Any:
             return load(subject, policy, device=device, allow=allow_field)
 
         if len(chosen) == 1:
-            runs = [trace(opened(chosen[0]), folder, source, select, options, progress)]
+            runs = [trace(open_subject(chosen[0]), folder, source, select, options, progress)]
         else:
             from precaudit.workflows.several import trace_policies
 
-            found = trace_policies(opened, chosen, folder, source, select, options, progress)
+            found = trace_policies(open_subject, chosen, folder, source, select, options, progress)
             runs = [t.run for t in found if t.run is not None]
     for run in runs:
         _warn(run)
     if len(chosen) > 1:
-        _show(found)
+        _deliver_recorded(found)
         say(f"Next: precaudit compare {folder}")
         return 0 if len(runs) == len(found) else 3
     say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
@@ -151,21 +156,23 @@ def _folders(policies: "Sequence[Policy]", folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _told(folders: Sequence[Path]) -> Iterator[None]:
+def _on_interrupt(folders: Sequence[Path]) -> Iterator[None]:
     """Where Ctrl-C ends a trace, say what is there and how to go on."""
     from precaudit.errors import Interrupted
 
     try:
         yield
     except KeyboardInterrupt:
-        from precaudit.recording.runs.unfinished import held
+        from precaudit.recording.programs.resuming import cut_off
+        from precaudit.recording.runs.unfinished import finished_prompts
 
-        begun = [(f, n) for f in folders if (n := held(f)) is not None]
+        begun = [(f, n) for f in folders if (n := finished_prompts(f) or cut_off(f)) is not None]
         finished = sum((f / "run.json").is_file() for f in folders) - len(begun)
         if not begun and (len(folders) == 1 or not finished):
             raise
         words = [w for w in sys.argv[1:] if w not in ("--resume", "--force")]
-        there = "; ".join(f"{f} holds {whole} of {every} prompts" for f, (whole, every) in begun)
+        kinds = {f: "cases" if (f / "program.json").is_file() else "prompts" for f in folders}
+        there = "; ".join(f"{f} holds {whole} of {every} {kinds[f]}" for f, (whole, every) in begun)
         there = there or f"{finished} of {len(folders)} runs are finished"
         raise Interrupted(f"interrupted; {there}. Next: precaudit {shlex.join([*words, '--resume'])}") from None
 
@@ -177,9 +184,10 @@ def _warn(run: Any) -> None:
             say(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
 
 
-def _show(found: Sequence[Any]) -> None:
+def _deliver_recorded(found: Sequence[Any]) -> None:
     """Print what became of every policy."""
-    from precaudit.reports import fitting, policies
+    from precaudit.reports.policies import policy_table
+    from precaudit.reports.report import Report, Section
 
     rows = [
         (t.policy, t.folder.name, f"{len(t.run.points):,}", f"{t.run.record.bytes / 1e6:,.1f}", "recorded")
@@ -187,47 +195,62 @@ def _show(found: Sequence[Any]) -> None:
         else (t.policy, "", "", "", t.why)
         for t in found
     ]
-    fitting.show(policies.table(("policy", "run", "tensors", "MB", "what became of it"), rows), console())
+    table = policy_table(("policy", "run", "tensors", "MB", "what became of it"), rows)
+    deliver(Report(None, (Section(tables=(table,)),)), as_json=False)
 
 
 def _program(
     context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None,
-    points: str | None, cases: str | None, positions: str | None, force: bool, device: str, strict: bool,
+    points: str | None, cases: str | None, phases: str | None, positions: str | None, force: bool, device: str,
+    strict: bool,
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
-    from precaudit.recording.programs.loading import load, renamed, trust
-    from precaudit.recording.programs.tracing import steps_of, trace
-    from precaudit.recording.runs.programs import taken
+    from precaudit.recording.programs.loading import load_program, rename_points, trust
+    from precaudit.recording.programs.planning import longest_scan
+    from precaudit.recording.programs.tracing import trace_program
+    from precaudit.recording.runs.programs import points_text
+    from precaudit.recording.tracing.predicting import target_of
     from precaudit.schema.policies import parse_settings
     from precaudit.schema.selection import names_in, parse_layers
-
-    if context.params["resume"]:
-        raise UserError("a program's run is recorded whole: give --force in place of --resume")
-    from precaudit.recording.tracing.predicting import target_of
 
     target = target_of(device)
     if strict and target is not None:
         raise UserError(f"--strict is for JAX's own device, not for {device}")
-    itself = {"subject", "output", "rename", "layers", "points", "prompt", "positions", "force", "strict", "taps"}
-    itself |= {"device"} if target else set()
-    itself |= {"policy", "settings"}
+    itself = {
+        "subject",
+        "output",
+        "rename",
+        "layers",
+        "points",
+        "prompt",
+        "phases",
+        "positions",
+        "force",
+        "resume",
+        "strict",
+    }
+    itself |= {"taps", "policy", "settings", *({"device"} if target else ())}
     if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
-    program = load(reference) if rename is None else renamed(load(reference), rename)
+    program = load_program(reference) if rename is None else rename_points(load_program(reference), rename)
     program = program if cases is None else program.some(names_in(cases, "case"))
-    if (policy := _given(context, "policy")) is not None or context.params["settings"]:
+    if (policy := _from_command_line(context, "policy")) is not None or context.params["settings"]:
         program = program.announcing(policy, parse_settings(context.params["settings"]))
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
-    with progress_bar("loading the program") as advance:
+    with progress_bar("loading the program") as advance, _on_interrupt([folder]):
         taps = context.params["taps"]
-        chosen = None if layers is None else parse_layers(layers, steps_of(program, taps))
+        chosen = None if layers is None else parse_layers(layers, longest_scan(program, taps))
         called = " ".join(["precaudit", *sys.argv[1:]])
         asked = None if points is None else names_in(points, "point")
         asked = None if asked is None or "all" in asked else asked
-        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps, asked, positions)
+        entries = None if phases is None else names_in(phases, "entry point")
+        run = trace_program(
+            program, folder, reference, force, called, advance, chosen, target, strict, taps, asked, positions, entries,
+            context.params["resume"],
+        )  # fmt: skip
     trust(reference)
-    for n in run.record.neutrality:
+    for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:
             say(f"warning: tapping changed the outputs of {n.case} by up to {n.max_diff}", err=True)
     r = run.record
@@ -236,13 +259,13 @@ def _program(
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
         say("note: roundings that it declares may be left out by the compiler (--strict: with all of them)")
     say(
-        f"{folder}: {len(r.judged)} {taken(r)} points, {len(r.cases)} cases of {r.calls} calls, "
+        f"{folder}: {len(r.judged_points)} {points_text(r)} points, {len(r.cases)} cases of {r.every_calls}, "
         f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
     )
     return 0
 
 
-def _given(context: click.Context, name: str) -> str | None:
+def _from_command_line(context: click.Context, name: str) -> str | None:
     """Return an option's value where the command line says it."""
     from click.core import ParameterSource
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import console, progress_bar, say
+from precaudit.cli._options import deliver, progress_bar, say
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.timing import Task
@@ -55,19 +55,18 @@ def command(
     of buckets: 64, 256, then steps of an eighth. Of trace with the default points.
     """
     from precaudit.checks.rollouts.sampling import Sampling
-    from precaudit.cli._drawing import loops_of, policy_names
+    from precaudit.cli._drawing import loops_named, policy_names
     from precaudit.errors import UserError
-    from precaudit.reports import fitting
-    from precaudit.reports.drawn import warmed
+    from precaudit.reports.drawn import warmup_report
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     if prompts is not None and lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
     changes = parse_settings(settings)
     chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policies)]
-    sampling, named = Sampling(temperature, top_k, top_p), loops_of(loops)
+    sampling, named = Sampling(temperature, top_k, top_p), loops_named(loops)
     with progress_bar("loading JAX") as advance:
-        from precaudit.checks.rollouts.timing import How, check
+        from precaudit.checks.rollouts.timing import How, check_room
         from precaudit.checks.rollouts.warmup import for_rollouts, for_traces
         from precaudit.models.checkpoints.ends import end_tokens
         from precaudit.recording.tracing.subject import load
@@ -78,14 +77,12 @@ def command(
             subject = load(model, policy, device=device, allow=allow_field)
             how = How(batch, new_tokens, sampling, end_tokens(subject.checkpoint))
             given = _tasks(subject, prompts, lengths, n)
-            check(subject, given, how)
+            check_room(subject, given, how)
             if purpose != "trace":
                 found += for_rollouts(subject, given, how, named)
             if purpose != "rollout":
                 found += for_traces(subject, given, decode_steps, batch)
-    fitting.show(warmed(found), console())
-    seconds, compiled = sum(w.seconds for w in found), sum(w.compiled for w in found)
-    say(f"{compiled} programs compiled, {sum(w.read for w in found)} read from the cache, in {seconds:.1f} s")
+    deliver(warmup_report(found), as_json=False)
     return 0
 
 
@@ -93,11 +90,11 @@ def _tasks(subject: "Subject", prompts: Path | None, lengths: str | None, n: int
     """Return sequences of the lengths that were asked for."""
     from precaudit.checks.rollouts.timing import tasks
     from precaudit.errors import UserError
-    from precaudit.recording.tracing.trace import encoded
+    from precaudit.recording.tracing.trace import encode_prompts
     from precaudit.schema.selection import Selection
 
     if lengths is None:
-        found = encoded(subject, prompts, Selection(), lambda line: say(line, err=True))
+        found = encode_prompts(subject, prompts, Selection(), lambda line: say(line, err=True))
         return tasks([(p.id, p.tokens) for p in found], n)
     try:
         sizes = [int(part) for part in lengths.split(",")]

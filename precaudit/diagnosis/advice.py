@@ -8,10 +8,10 @@ from precaudit.schema.records.runs import Requested
 def record_more(recorded: Recorded) -> str:
     """Return the options under which trace records what this run lacks."""
     config = recorded.run.record.model.config
-    return missing(recorded.requested, config["layers"], recorded.config.sparse)
+    return widening_options(recorded.requested, config["layers"], recorded.config.sparse)
 
 
-def missing(requested: Requested, layers: int, sparse: bool) -> str:
+def widening_options(requested: Requested, layers: int, sparse: bool) -> str:
     """Return the options that widen what was requested; that there are none where all was."""
     found = []
     if not set(present(sparse)) <= {*requested.points, *requested.support}:

@@ -10,25 +10,25 @@ import numpy as np
 
 from precaudit.diagnosis.advice import record_more
 from precaudit.diagnosis.evidence.closure import Closure, closure
-from precaudit.diagnosis.evidence.flips import flips, sentence
-from precaudit.diagnosis.evidence.formula import establish
-from precaudit.diagnosis.evidence.program import Program
+from precaudit.diagnosis.evidence.flips import flips, flips_sentence
+from precaudit.diagnosis.evidence.formula import first_parting
+from precaudit.diagnosis.evidence.program import RecordedModel
 from precaudit.diagnosis.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
 from precaudit.diagnosis.evidence.views import summary
-from precaudit.diagnosis.replayed import by_operation, finding_of, follows, merged
+from precaudit.diagnosis.replayed import by_operation, finding_of, follows, merge_findings
 from precaudit.errors import UserError
-from precaudit.judging.pooled import METRICS, pooled
+from precaudit.judging.pooled import METRICS, pooled_verdicts
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, inheriting
 from precaudit.models.checkpoints import open_checkpoint, recorded_source
-from precaudit.models.configs import attended
+from precaudit.models.configs import with_window
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.runs.written import Comparison, written
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.recording.runs.written import Comparison, read_compare_record
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.textbook.formula import recorded_program
 from precaudit.schema.brief import Brief
@@ -73,7 +73,7 @@ class Diagnosis(Brief):
 def diagnose(
     run: Run | Path | str,
     select: Selection | None = None,
-    options: Options | None = None,
+    options: CompareOptions | None = None,
     tell: Advance = silent,
     subject: Any = None,
     lift: Mapping[str, Callable[..., Any]] | None = None,
@@ -85,7 +85,7 @@ def diagnose(
     of primitives and Pallas kernels in it; ``objective``: what the shares are of, margin, kl, logprob or logprob:TOKEN.
     Raises UserError as ``compare`` does.
     """
-    options = options or Options(accum=())
+    options = options or CompareOptions(accum=())
     opened = run if isinstance(run, Run) else open_run(run, options.partial)
     check_objective(objective, opened.record.model.config["vocab"])
     compared = compare(opened, None, select, options, tell)
@@ -96,7 +96,7 @@ def diagnose(
         program_on = recorded_program(recorded, subject)
     records = {_key(e): e for e in compared.errors if e.kind in PLACED}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
-    verdicts += pooled(compared.errors, default_limits())
+    verdicts += pooled_verdicts(compared.errors, default_limits())
     standing = list(inheriting(verdicts))
     bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in PLACED]
     # A cache that holds NaN because an operation before it made them is as it should be.
@@ -118,19 +118,19 @@ def diagnose(
             if groups
             else min(recorded.run.prompts, key=lambda p: len(recorded.run.prompts[p].tokens))
         )
-        formula = establish(recorded, model, prompt, program_on, kept=subject is None)
+        formula = first_parting(recorded, model, prompt, program_on, kept=subject is None)
         for i, (_, group) in enumerate(groups):
             found = finding_of(recorded, model, group, records, known, formula if subject is not None else None)
             if not follows(found, findings):
                 findings.append(found)
             tell(i + 1, len(groups), "replaying operations")
-    findings = _with_formula(merged(findings), formula)
-    findings = findings or list(_unplaced(standing, compared, record_more(recorded)))
+    findings = _with_formula(merge_findings(findings), formula)
+    findings = findings or list(_findings_without_place(standing, compared, record_more(recorded)))
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing))
     judged = sum(e.kind in (*PLACED, "forward") for e in compared.errors) + len(compared.prefill_decode)
     whole = select is None
-    program = Program(recorded, model, program_on, whole, objective)
+    program = RecordedModel(recorded, model, program_on, whole, objective)
     shared = program.shares(tell)
     remedies = program.remedies(tell, shared)
     return Diagnosis(
@@ -160,25 +160,25 @@ def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:
     return summary(recorded, decode, any(f.kind == "state" for f in findings))
 
 
-def _flips(recorded: Recorded, options: Options) -> str | None:
+def _flips(recorded: Recorded, options: CompareOptions) -> str | None:
     """Return what flipped among top tokens, from the references compare left."""
-    record, before = recorded.run.record, written(recorded.run)
+    record, before = recorded.run.record, read_compare_record(recorded.run)
     weights = f"{record.model.sha256}:{held_weights(declared_policy(record))}"
     sigma = value(None if before is None else before.sigma)
     rows = flips(recorded, recorded.config, weights, options.cache, sigma)
     steps = recorded.requested.decode_steps + 1 if "decode" in recorded.requested.phases else 0
-    return sentence(rows, steps)
+    return flips_sentence(rows, steps)
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:
     return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
 
 
-def _model(recorded: Recorded, options: Options) -> Model:
+def _model(recorded: Recorded, options: CompareOptions) -> Model:
     record = recorded.run.record
     where = options.model or recorded_source(record.model.reference)
     opened = open_checkpoint(where, record.model.allowed).under(declared_policy(record))
-    return Model(attended(config_of(record.model.config), declared_policy(record)), opened.tensors.read)
+    return Model(with_window(config_of(record.model.config), declared_policy(record)), opened.tensors.read_tensor)
 
 
 def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[Finding]:
@@ -224,7 +224,7 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
             yield f"{len(some)} records are {status}, first {some[0].point} of layer {some[0].layer}: {some[0].text}"
 
 
-def _unplaced(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> Iterator[Finding]:
+def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> Iterator[Finding]:
     """Yield a finding where the gate fails sizes or tokens, and no operation that was recorded makes them."""
     far = [v for v in verdicts if v.kind == "forward" and v.status in ("fail", "nonfinite")]
     pairs = [p for v, p in ((judge_pair(p), p) for p in compared.prefill_decode) if v.status == "fail"]

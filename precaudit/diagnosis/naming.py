@@ -1,24 +1,30 @@
 """What makes a program's values of an operation from its own inputs, where the textbook's formula does not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.diagnosis.masks import other_mask
-from precaudit.diagnosis.named import UNNAMED, Named, distances, norms
+from precaudit.diagnosis.masks import one_ahead, other_mask
+from precaudit.diagnosis.named import UNNAMED, NamedOperation, norms, row_distances
+from precaudit.diagnosis.parts_shown import first_part
 from precaudit.diagnosis.scales import other_scale
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
-from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.candidates import variants
 from precaudit.references.mutations.fitting import Fit, fits, minimise
-from precaudit.references.mutations.forms import Form, Inputs, made, plain
+from precaudit.references.mutations.forms import Form, Inputs, evaluate_form, usual_form
+from precaudit.references.mutations.heads import head_variants
+from precaudit.references.mutations.keys import missing_keys
+from precaudit.references.mutations.parts import scaled_parts
 from precaudit.references.mutations.products import narrow_constants
+from precaudit.references.mutations.variants import Variant
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.limits.checks import SAME
+from precaudit.schema.metrics.sizes import canonical
 from precaudit.schema.policies import load_policy
 
 EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
@@ -28,7 +34,7 @@ FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with 
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
 
 
-def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = False) -> Named | None:
+def name_formula(book: MappedTextbook, beside: Shown, pair: Pair, suspect: bool = False) -> NamedOperation | None:
     """Return what makes the program's values of an operation from its own inputs; None where the textbook's does.
 
     Values are FP64 on both sides, so what a form leaves is nothing, or it is not the cause. ``suspect``: what it reads
@@ -36,51 +42,86 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
     """
     if not POINTS[pair.point].inputs:
         return None if suspect else _entering(book, beside, pair)
-    found = [read(book, beside, pair, name, suspect) for name in inputs_of(pair.point, book.config.sparse)]
+    found = [read_operands(book, beside, pair, name, suspect) for name in inputs_of(pair.point, book.config.sparse)]
     if any(x is None for x in found):
         return None
     values = [x.values for x in found if x is not None]
     sure = all(x.shown for x in found if x is not None) or not suspect
     every = [seq for seq in beside.sequences if len(seq.rows)]
     seen = [beside.seen[pair][b, seq.rows] for b, seq in enumerate(beside.sequences) if len(seq.rows)]
-    if not all(np.isfinite(x).all() for x in seen):
-        return Named(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
     if POINTS[pair.point].reads_keys and any(seq.earlier.mixed for seq in every):
         return None  # keys before the first row are not known
-    each = [inputs(book, pair, seq, [x[b] for x in values]) for b, seq in enumerate(beside.sequences) if len(seq.rows)]
+    each = [
+        sequence_inputs(book, pair, seq, [x[b] for x in values])
+        for b, seq in enumerate(beside.sequences)
+        if len(seq.rows)
+    ]
 
-    def left(form: Form) -> float:
+    def share_left(form: Form) -> float:
         with np.errstate(all="ignore"):
-            off = np.concatenate([distances(made(form, o, FP64), x) for o, x in zip(each, seen, strict=True)])
+            off = np.concatenate([_off(evaluate_form(form, o, FP64), x) for o, x in zip(each, seen, strict=True)])
         return float(off.max()) if np.isfinite(off).all() else float("inf")
 
-    if left(plain) <= SAME:
+    if share_left(usual_form) <= SAME:
         return None
-    cached = other_mask(each, seen) or other_scale(each, seen, beside.slots)
+    cached = other_mask(each, seen) or other_scale(each, seen, beside.slots) or one_ahead(beside, each, seen)
     if cached is not None:
-        return cached
+        return cached._replace(pair=first_part(beside, pair, each))
     policy = load_policy("fp32-highest")
-    others = [v for v in variants(pair.point, policy, book.config, pair.layer) if v.form is not plain]
+    others = [v for v in variants(pair.point, policy, book.config, pair.layer) if v.form is not usual_form]
     if POINTS[pair.point].activates(book.config):
         others += narrow_constants(book.config)
-    tried = [(left(v.form), v) for v in others]
+    tried = [(share_left(v.form), v) for v in others]
     best = min(tried, key=lambda x: x[0], default=None)
     exact = None
     if best is not None and best[0] <= SAME:
-        exact = Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
+        kind = "format" if best[1].kind == "format" else "semantics"
+        exact = NamedOperation(best[1].name, best[1].says, best[0], kind, _part(beside, pair, each))
         if best[0] <= EXACT:
             return exact
     for fit in sorted(fits(each[0]), key=lambda f: f.last):
-        x = _fitted(fit, left)
-        if x is not None and (exact is None or (_instead(x, exact) and left(fit.form(x)) <= FAR_LESS * exact.left)):
+        x = _fit_number(fit, share_left)
+        if x is not None and (
+            exact is None or (_instead(x, exact) and share_left(fit.form(x)) <= FAR_LESS * exact.left)
+        ):
             v = fit.variant(x)
-            return Named(v.name, v.says, left(fit.form(x)))
+            return NamedOperation(v.name, v.says, share_left(fit.form(x)), pair=_part(beside, pair, each))
     if exact is not None:
         return exact
+    for v in _of_parts(each, seen):
+        if not v.describes and share_left(v.form) <= SAME:
+            return NamedOperation(v.name, v.says, share_left(v.form), pair=_part(beside, pair, each))
+    if not all(np.isfinite(x).all() for x in seen):
+        return NamedOperation(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
     if not sure:
         return None
     near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
-    return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
+    says = f"no formula that is known makes it from its own inputs{near}"
+    return NamedOperation(UNNAMED, says, 1.0, pair=_part(beside, pair, each))
+
+
+def _part(beside: Shown, pair: Pair, each: Sequence[Inputs]) -> Pair:
+    return first_part(beside, pair, each) if POINTS[pair.point].kind == "mix" else pair
+
+
+def _off(x: Array, seen: Array) -> Array:
+    """Return the distance [T] of every row; what is not finite must be so in both, and tells no more."""
+    both = ~np.isfinite(x) & ~np.isfinite(seen)
+    return row_distances(np.where(both, 0.0, x), np.where(both, 0.0, seen))
+
+
+def _of_parts(each: Sequence[Inputs], seen: Sequence[Array]) -> Iterator[Variant]:
+    """Yield the operation of other heads, or with a part of its result changed, by the first sequence that differs."""
+    for o, x in zip(each, seen, strict=True):
+        with np.errstate(all="ignore"):
+            y = evaluate_form(usual_form, o, FP64)
+        if np.isfinite(x).all() and np.isfinite(y).all() and not _off(y, x).max() <= SAME:
+            candidate, emulated = canonical(x, o.row.axes), canonical(y, o.row.axes)
+            yield from head_variants(o, candidate)
+            if o.row.weighs:
+                yield from missing_keys(o, candidate, emulated)
+            yield from scaled_parts(np.asarray(o.positions), o.row.axes, candidate, emulated, SAME)
+            return
 
 
 class Read(NamedTuple):
@@ -90,7 +131,7 @@ class Read(NamedTuple):
     shown: bool
 
 
-def read(book: Textbook, beside: Shown, pair: Pair, name: str, suspect: bool) -> Read | None:
+def read_operands(book: MappedTextbook, beside: Shown, pair: Pair, name: str, suspect: bool) -> Read | None:
     """Return what an operation reads: as the program shows it, or as the textbook makes it.
 
     ``suspect``: what comes before is not the textbook's; then from what the program shows, or None.
@@ -112,7 +153,7 @@ def read(book: Textbook, beside: Shown, pair: Pair, name: str, suspect: bool) ->
     return Read(values, False)
 
 
-def inputs(book: Textbook, pair: Pair, sequence: Tokens, read: Sequence[Array]) -> Inputs:
+def sequence_inputs(book: MappedTextbook, pair: Pair, sequence: Tokens, read: Sequence[Array]) -> Inputs:
     """Return what an operation of a sequence reads, of values [T, …] of the calls' rows."""
     values = tuple(x[sequence.rows] for x in read)
     if POINTS[pair.point].reads_keys and pair.layer is not None:
@@ -120,7 +161,7 @@ def inputs(book: Textbook, pair: Pair, sequence: Tokens, read: Sequence[Array]) 
     return Inputs(book.model, pair.layer, pair.point, sequence.positions, values)
 
 
-def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
+def _entering(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation | None:
     """Return by what factor the stream that enters a layer is off, where it is one; None where it is the textbook's."""
     rows = [(b, seq.rows) for b, seq in enumerate(beside.sequences)]
     both = (beside.seen[pair], beside.expected[pair.layer, pair.point])
@@ -132,11 +173,13 @@ def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
     if pair.layer == 0 and norms(seen - factor * wanted).max() <= SAME * size:
         should = book.config.embed_scale
         says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
-        return Named("embedding factor", says, 0.0)
-    return Named(UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0)
+        return NamedOperation("embedding factor", says, 0.0)
+    return NamedOperation(
+        UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0
+    )
 
 
-def _instead(x: float, exact: Named) -> bool:
+def _instead(x: float, exact: NamedOperation) -> bool:
     """Whether a fitted number may stand for a formula without one that closes.
 
     What a float32 constant leaves of such a formula, a number of many digits fits: it is none that was written.
@@ -144,7 +187,7 @@ def _instead(x: float, exact: Named) -> bool:
     return exact.left > CONSTANT or float(f"{x:.{FEW - 1}e}") == x
 
 
-def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:
+def _fit_number(fit: Fit, left: Callable[[Form], float]) -> float | None:
     """Return the number of fewest digits under which a formula leaves nothing; None where none does.
 
     Of a number of a small effect, such as an epsilon beside a mean square of 1, every digit leaves less than SAME:

@@ -2,53 +2,67 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import msgspec
 
-from precaudit.diagnosis.beside import beside_textbook, combined
+from precaudit.diagnosis.beside import beside_textbook, combine
 from precaudit.diagnosis.caches import name_cache
 from precaudit.diagnosis.diagnose import check_objective
+from precaudit.diagnosis.entry_views import view_findings
 from precaudit.diagnosis.evidence.effects import Effects, effects
-from precaudit.diagnosis.evidence.held import told
-from precaudit.diagnosis.evidence.inside import formats_inside, inside_findings, sentence
+from precaudit.diagnosis.evidence.held import held_cause
+from precaudit.diagnosis.evidence.inside import formats_inside, inside_findings, inside_sentence
 from precaudit.diagnosis.evidence.records import Finding, findings_frame
-from precaudit.diagnosis.named import UNNAMED, Named
+from precaudit.diagnosis.named import UNNAMED, NamedOperation
 from precaudit.diagnosis.naming import name_formula
 from precaudit.diagnosis.unwritten import unwritten
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.explicit import unmeshed
+from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.judging.looks import Look
-from precaudit.judging.pooled import METRICS, pooled
-from precaudit.judging.programs import errors_of, marks_of, placed, suspect
-from precaudit.judging.rules import judge
+from precaudit.judging.pooled import METRICS, pooled_verdicts
+from precaudit.judging.programs import (
+    marks_of,
+    pairs_of,
+    program_errors,
+    suspect,
+    unpaired_views,
+    was_compared,
+    with_indices,
+)
+from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
+from precaudit.recording.programs.agreement import OfRun
+from precaudit.recording.programs.loading import program_of
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.programs import Opened
-from precaudit.references.comparison.programs import compare, traced_program
-from precaudit.references.formula import Shown, shown, with_slots
-from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
-from precaudit.references.mutations.declared import where
+from precaudit.references.alignment.textbook import beside_model
+from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.formula import Shown, read_shown, with_slots
+from precaudit.references.mapped import MappedTextbook, Pair, textbook_of
+from precaudit.references.mutations.declared import place_names
+from precaudit.references.names_map import Names
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, calls_text
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import json_number, value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import write_lines
 
 
-class Case(NamedTuple):
+class FailedOperation(NamedTuple):
     """An operation that is not the textbook's: the verdict on it, what shows it, and the cause."""
 
     verdict: Verdict
     pair: Pair
-    named: Named
+    named: NamedOperation
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,28 +88,31 @@ class Diagnosed(Brief):
         return findings_frame(self.findings)
 
 
-def diagnose(
+def diagnose_program(
     opened: Opened, program: Program | str | None = None, tell: Advance = silent,
-    objective: str | None = None, look: Look | None = None,
+    objective: str | None = None, look: Look | None = None, model: str | None = None,
 ) -> Diagnosed:  # fmt: skip
     """Return the findings of a program's run, and write them beside it; compares it first where that was not done.
 
-    ``look``: of some layers, points and cases alone.
+    ``look``: of some layers, points and cases alone; ``model``: held against the textbook of that model, by values.
     ``objective``: also what changed its outputs, and what its lines gain in float32; of logits as ``shares`` takes it.
     Raises UserError for an objective that is none, or where the program or its textbook's files are others than those
     that were traced and compared.
     """
     if objective is not None:
-        logits = next((p for p in opened.record.outputs if p.name == OUTPUT_LOGITS), None)
+        outputs = (p for one in opened.entries for p in one.record.outputs)
+        logits = next((p for p in outputs if p.name == OUTPUT_LOGITS), None)
         check_objective(objective, logits.shape[-1] if logits is not None and logits.shape else 0)
-    if not (opened.folder / "compared.json").is_file():
-        compare(opened, program, tell=tell)
-    errors = errors_of(opened)
+    program, names = beside_model(opened, program, None, model, tell)
+    there = (opened.folder / "compared.json").is_file()
+    if not (there if names is None else was_compared(opened, names.record())):
+        compare_program(opened, program, names, tell)
+    errors = program_errors(opened)
     judged = never_run(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
         {e.point for e in errors if e.skipped is None},
     )
-    verdicts = list(placed(suspect([*judged, *pooled(errors, default_limits())], errors), opened))
+    verdicts = list(with_indices(suspect([*judged, *pooled_verdicts(errors, default_limits())], errors), opened))
     passed = sum(v.status == "pass" for v in verdicts)
     if look is not None:
         verdicts, errors = list(filter(look.holds, verdicts)), look.of(errors)
@@ -104,10 +121,20 @@ def diagnose(
     known = Names.of(given) if (given := marks_of(opened).names) else None
     off = ("fail", "nonfinite", "input suspect")
     formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
-    named = list(_against(formula)) if known is None else _beside(opened, program, known, formula, bad, tell)
-    inside = formats_inside(errors)
-    segments = [f for f in _segments(opened, bad, errors) if not any(_explains(n, f) for n in named)]
-    findings = [*(n.finding for n in named), *segments, *inside_findings(inside, opened.record.points)]
+    findings: list[Finding] = []
+    noted: list[str] = []
+    for one in _entries(opened, program, known is not None):
+        phase = one.opened.record.phase
+        its = [e for e in errors if e.phase == phase]
+        broken, wrong = ([v for v in every if v.phase == phase] for every in (bad, formula))
+        named = list(_against(wrong)) if known is None else _beside(one, known, wrong, broken, tell)
+        inside, points = formats_inside(its), one.opened.record.points
+        segments = [f for f in _segments(one.opened, broken, its) if not any(_explains(n, f) for n in named)]
+        findings += [*(n.finding for n in named), *segments, *inside_findings(inside, points)]
+        noted += [inside_sentence(narrow, points) for narrow in inside if not narrow.beyond]
+    pairs = pairs_of(opened) if look is None else []
+    findings += view_findings(opened, pairs, findings, partial(program_of, opened, program))
+    passed += sum(judge_pair(p).status == "pass" for p in pairs)
     if bad and not findings:
         worst = bad[0]
         single = [v for v in bad if v.metric not in METRICS]
@@ -116,18 +143,33 @@ def diagnose(
         findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
+    unknown += unpaired_views(opened) if look is None else ()
     told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
     effect = Effects() if objective is None else _effects(opened, program, objective, tell)
-    notes = tuple(sentence(one, opened.record.points) for one in inside if not one.beyond)
-    return Diagnosed(tuple(findings), told, passed, effect, notes)
+    return Diagnosed(tuple(findings), told, passed, effect, tuple(noted))
+
+
+class Part(NamedTuple):
+    """An entry point of a run, and its program with taps, where causes are looked for beside a textbook."""
+
+    opened: Opened
+    of: OfRun | None
+
+
+def _entries(opened: Opened, program: Program | str | None, beside: bool) -> Iterator[Part]:
+    """Yield the entry points of a run, with their programs where causes are looked for ``beside`` a textbook."""
+    if not beside:
+        yield from (Part(one, None) for one in opened.entries)
+        return
+    yield from (Part(one.opened, one) for one in traced_entries(opened, program_of(opened, program)))
 
 
 def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Advance) -> Effects:
     """Return what changed the outputs and what would help; not told where the program may not or cannot be run."""
     try:
-        found, made = traced_program(opened, program)
-        with unmeshed():
-            return effects(opened, found, made, objective, tell)
+        last = traced_entries(opened, program_of(opened, program))[-1]
+        with without_mesh():
+            return effects(*last, objective, tell)
     except UserError as error:
         return Effects(unknown=str(error))
 
@@ -136,7 +178,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
     """Yield one finding for every point whose own segment leaves more than its equations' rounding."""
     points = {p.name: p for p in opened.record.points}
     source, calls = {name: p.source for name, p in points.items()}, opened.record.calls
-    known = {Place.of(e): t for e in errors if e.kind == "local" and (t := told(e, points[e.point])) is not None}
+    known = {Place.of(e): t for e in errors if e.kind == "local" and (t := held_cause(e, points[e.point])) is not None}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
         if v.kind == "local" and v.metric != "price":
@@ -186,44 +228,42 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Shows]:
             yield Shows(finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2))
 
 
-def _beside(
-    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], bad: Sequence[Verdict],
-    tell: Advance,
-) -> list[Shows]:  # fmt: skip
-    """Return what a program does otherwise than the textbook, in its formulas and in what it recorded."""
-    found, made = traced_program(opened, program)
+def _beside(part: Part, names: Names, formula: Sequence[Verdict], bad: Sequence[Verdict], tell: Advance) -> list[Shows]:
+    """Return what an entry point does otherwise than the textbook, in its formulas and in what it recorded."""
+    assert part.of is not None
+    opened, found, made = part.of
     book = textbook_of(names, found, opened)
-    with unmeshed():
-        causes = list(_named(opened, book, Chains(found, made), formula, tell))
-    return [Shows(f, _places(book, f)) for f in combined(causes, beside_textbook(opened, book, bad))]
+    with without_mesh():
+        causes = list(_name_operations(opened, book, Chains(found, made), formula, tell))
+    return [Shows(f, _places(book, f)) for f in combine(causes, beside_textbook(opened, book, bad))]
 
 
-def _places(book: Textbook, f: Finding) -> frozenset[tuple[str, int | None]]:
+def _places(book: MappedTextbook, f: Finding) -> frozenset[tuple[str, int | None]]:
     whole, layers = POINTS[f.point].whole, {f.layer, *f.layers}
     its = (p for p in book.pairs if POINTS[p.point].whole == whole and p.layer in layers)
     return frozenset((p.shown.name, p.step) for p in its)
 
 
-def _named(
-    opened: Opened, book: Textbook, chains: Chains, formula: Sequence[Verdict], tell: Advance
+def _name_operations(
+    opened: Opened, book: MappedTextbook, chains: Chains, formula: Sequence[Verdict], tell: Advance
 ) -> Iterator[Finding]:
     """Yield one finding for every cause of operations that are not the textbook's on the program's own inputs."""
-    causes: dict[str, list[Case]] = {}
+    causes: dict[str, list[FailedOperation]] = {}
     for i, case in enumerate(dict.fromkeys(v.prompt for v in formula)):
         tell(i, len(opened.record.cases), f"{case}: causes")
-        beside = with_slots(opened, book, case, shown(opened, book, case, _exact(opened, chains, case)))
-        known: dict[Pair, Named | None] = {}
+        beside = with_slots(opened, book, case, read_shown(opened, book, case, _exact(opened, chains, case)))
+        known: dict[Pair, NamedOperation | None] = {}
         for v in (v for v in formula if v.prompt == case):
             pair = next((p for p in book.pairs if (p.shown.name, p.step) == (v.point, v.layer)), None)
             if pair is None:
                 raise UserError(f"{book.where}: the map is not the one compare had: it has no {v.point!r}")
             if pair not in known:
-                known[pair] = _cause(book, beside, pair, v.status == "input suspect")
+                known[pair] = _cause(book, beside, pair, v)
             if (one := known[pair]) is not None:
-                causes.setdefault(one.cause, []).append(Case(v, pair, one))
+                causes.setdefault(one.cause, []).append(FailedOperation(v, one.pair or pair, one))
     for its in causes.values():
         first = its[0]
-        says = f"{first.named.says}: {where([c.pair for c in its])}"
+        says = f"{first.named.says}: {place_names([c.pair for c in its])}"
         made_finding = finding(
             first.named.kind,
             first.named.cause,
@@ -234,14 +274,15 @@ def _named(
             opened.record.calls,
         )
         layers = tuple(sorted({c.pair.layer for c in its if c.pair.layer is not None}))
-        explained = number(1 - first.named.left**2)
+        explained = json_number(1 - first.named.left**2)
         yield msgspec.structs.replace(made_finding, layer=first.pair.layer, layers=layers, explained=explained)
 
 
-def _cause(book: Textbook, beside: Shown, pair: Pair, suspect: bool) -> Named | None:
+def _cause(book: MappedTextbook, beside: Shown, pair: Pair, v: Verdict) -> NamedOperation | None:
     """Return what makes the program's values of a cache or an operation; None where the textbook does."""
+    suspect = v.status == "input suspect"
     if pair in beside.caches:
-        return name_cache(book, beside, pair, suspect)
+        return name_cache(book, beside, pair, suspect, v.prompt)
     return unwritten(book, beside, pair) or name_formula(book, beside, pair, suspect)
 
 
@@ -254,7 +295,8 @@ def finding(
         {
             "kind": kind, "cause": cause, "says": says, "layer": its[0].layer, "point": point,
             "layers": tuple(sorted({v.layer for v in its if v.layer is not None})),
-            "phases": ("call",), "prompts": tuple(dict.fromkeys(v.prompt for v in its)), "records": len(its),
+            "phases": tuple(dict.fromkeys(v.phase for v in its)),
+            "prompts": tuple(dict.fromkeys(v.prompt for v in its)), "records": len(its),
             "rel_l2": rel_l2, "explained": None, "equal": None, "second": None, "worst": None,
         },
         Finding,

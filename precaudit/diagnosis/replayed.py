@@ -15,7 +15,7 @@ from precaudit.diagnosis.evidence.exchanged import whose
 from precaudit.diagnosis.evidence.formula import right_until
 from precaudit.diagnosis.evidence.misread import misread
 from precaudit.diagnosis.evidence.positions import by_position
-from precaudit.diagnosis.evidence.record import broken_limit, unrecognised, worst_inside
+from precaudit.diagnosis.evidence.record import broken_limit, describe_unrecognised, worst_inside
 from precaudit.diagnosis.evidence.records import Finding, FormulaRecord
 from precaudit.diagnosis.evidence.streams import stream_state
 from precaudit.judging.verdicts import Verdict
@@ -27,11 +27,11 @@ from precaudit.references.mutations.variants import Class, Variant
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.operations import Operation, parts, prepare
-from precaudit.references.textbook.units import chosen, policy_at
+from precaudit.references.textbook.units import policy_at, tpu_chooses
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import LAST, ORDER, Place, spans
 from precaudit.schema.policies import recorded_policy
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ErrorRecord
 
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
@@ -91,28 +91,28 @@ def finding_of(
         return _overflow(recorded, finite, shared, found)
     second = found.second
     rest: dict[str, Any] = {
-        "explained": number(found.best.explained), "equal": number(found.best.equal),
-        "second": None if second is None else (second.variant.name, number(second.explained)), **shared,
+        "explained": json_number(found.best.explained), "equal": json_number(found.best.equal),
+        "second": None if second is None else (second.variant.name, json_number(second.explained)), **shared,
     }  # fmt: skip
     nameless = found.named is None or found.named.variant is found.announced.variant
     if nameless and finite and worst.status == "fail":
         other = whose(recorded, model, operation)
         if other is not None:
-            rest["explained"] = number(other.explained)
+            rest["explained"] = json_number(other.explained)
             return Finding(kind="state", cause=other.cause, says=other.says, **rest | {"equal": None})
         place, policy = operation.place, recorded_policy(recorded.run.record)
-        here, settled = policy_at(recorded, policy, place), chosen(recorded, policy, place)
+        here, settled = policy_at(recorded, policy, place), tpu_chooses(recorded, policy, place)
         if "semantics" not in never and (read := misread(recorded, model, operation, here, settled)) is not None:
-            rest |= {"explained": number(read.explained), "equal": number(read.equal)}
+            rest |= {"explained": json_number(read.explained), "equal": json_number(read.equal)}
             return Finding(kind="semantics", cause=read.cause, says=read.says, **rest)
     if found.named is None:
-        return Finding(kind="unknown", cause="none reproduces it", says=unrecognised(found, axes, at), **rest)
+        return Finding(kind="unknown", cause="none reproduces it", says=describe_unrecognised(found, axes, at), **rest)
     if found.named.variant is found.announced.variant:
         says = "over all recorded rows together the announced policy closes; the record alone does not"
         return Finding(kind="unknown", cause="only one record fails", says=says, **rest)
     named = found.named.variant
     if named.kind == "format" and found.named.equal < BITS and formula is not None and _leaves(formula, worst):
-        says = f"{unrecognised(found, axes, at)}; no format makes the program's FP64 shadow another formula"
+        says = f"{describe_unrecognised(found, axes, at)}; no format makes the program's FP64 shadow another formula"
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     if named.fitted and named.carries:
         known.setdefault(worst.point, []).append(replace(named, fitted=False))
@@ -135,8 +135,8 @@ def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: R
     )
     best = found.announced
     return Finding(
-        kind=kind, cause=cause, says=says, explained=number(best.explained), equal=number(best.equal), second=None,
-        **shared,
+        kind=kind, cause=cause, says=says, explained=json_number(best.explained), equal=json_number(best.equal),
+        second=None, **shared,
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _replay(
             unrounded = [x for _, x in unrounded_inputs(recorded, model, operation, policy)]
             rows = np.flatnonzero(np.isin(at, of_step))
             probs = recorded_probs(recorded, operation)
-            here, settled = policy_at(recorded, policy, place), chosen(recorded, policy, place)
+            here, settled = policy_at(recorded, policy, place), tpu_chooses(recorded, policy, place)
             found = replay(operation, model, here, known, unrounded, probs, settled, never)
             return found, at, rows, finite, operation
     return None
@@ -198,12 +198,12 @@ def _state(
     steps = tuple(sorted({g.step for g in group if g.prompt == e.prompt}))
     when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {spans(steps)}"
     return Finding(
-        kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=number(state.explained),
+        kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=json_number(state.explained),
         equal=None, second=None, **shared,
     )  # fmt: skip
 
 
-def merged(findings: Sequence[Finding]) -> list[Finding]:
+def merge_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Join findings of one cause at one point: the first stays, with every layer, phase and prompt.
 
     Scores, probs and attn_out are made by one operation on q, k and v where no other kernel is known: one cause in them

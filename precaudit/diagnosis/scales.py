@@ -6,11 +6,11 @@ from math import gcd
 
 import numpy as np
 
-from precaudit.diagnosis.named import Named, distances
+from precaudit.diagnosis.named import NamedOperation, row_distances
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.fitting import logarithmic, minimise
-from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
 from precaudit.schema.limits.checks import SAME
 
 OTHER = "another scale of slots"
@@ -18,25 +18,30 @@ GRID = logarithmic(1 / 64, 64, 97)
 READ = {"keys and values": (True, True), "keys": (True, False), "values": (False, True)}
 
 
-def other_scale(each: Sequence[Inputs], seen: Sequence[Array], slots: int | None = None) -> Named | None:
+def other_scale(each: Sequence[Inputs], seen: Sequence[Array], slots: int | None = None) -> NamedOperation | None:
     """Return from which slot on keys or values are read times a factor; None where no such factor makes them.
 
     ``seen``: attention's output [T, H, K] of every row of the batch, in FP64; ``slots``: how many a cache has.
     """
     if each[0].row.kind != "mix":
         return None
-    off = [np.flatnonzero(distances(made(plain, o, FP64), x) > SAME) for o, x in zip(each, seen, strict=True)]
+    off = [
+        np.flatnonzero(row_distances(evaluate_form(usual_form, o, FP64), x) > SAME)
+        for o, x in zip(each, seen, strict=True)
+    ]
     begun = [int(o.positions[rows[0]]) for o, rows in zip(each, off, strict=True) if len(rows)]
     if not begun or min(begun) == 0:
         return None
     first = min(begun)
     for read, which in READ.items():
-        left = _left(each, seen, first, which)
+        left = _distance_with_factor(each, seen, first, which)
         factor = minimise(left, GRID, whole=False)
         for digits in range(8):
             short = float(f"{factor:.{digits}e}")
             if left(short) <= SAME:
-                return Named(OTHER, f"{read} are read times {short:.6g} from {from_slot(first, slots)}", left(short))
+                return NamedOperation(
+                    OTHER, f"{read} are read times {short:.6g} from {from_slot(first, slots)}", left(short)
+                )
     return None
 
 
@@ -46,18 +51,20 @@ def from_slot(first: int, slots: int | None) -> str:
     return f"slot {first} on" + (f", page {first // page} of {page} slots each" if page > 1 else "")
 
 
-def _left(
+def _distance_with_factor(
     each: Sequence[Inputs], seen: Sequence[Array], first: int, which: tuple[bool, bool]
 ) -> Callable[[float], float]:
     """Return how far attention is from what was seen with keys or values from a slot on times a factor."""
 
-    def left(factor: float) -> float:
+    def distance(factor: float) -> float:
         worst = 0.0
         for o, x in zip(each, seen, strict=True):
             q, *cached = o.values
             factors = (factor if on else 1.0 for on in which)
             scaled = [np.concatenate([c[:first], c[first:] * f]) for c, f in zip(cached, factors, strict=True)]
-            worst = max(worst, float(distances(made(plain, replace(o, values=(q, *scaled)), FP64), x).max()))
+            worst = max(
+                worst, float(row_distances(evaluate_form(usual_form, replace(o, values=(q, *scaled)), FP64), x).max())
+            )
         return worst
 
-    return left
+    return distance

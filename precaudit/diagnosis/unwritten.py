@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from precaudit.diagnosis.named import Named, distances
+from precaudit.diagnosis.named import NamedOperation, row_distances
 from precaudit.models.numpy_decoder.model import attention
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
-from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import KEYS, POINTS, QUERY, VALUES
 from precaudit.schema.limits.checks import SAME
@@ -16,7 +16,7 @@ from precaudit.schema.limits.checks import SAME
 NEVER = "slot never written"
 
 
-def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
+def unwritten(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation | None:
     """Return what makes attention's output: keys and values of 0 between those before the first row and its own.
 
     None where that does not make it, to 1e-6, or the program does not show what its own keys are made from.
@@ -32,7 +32,7 @@ def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
         q, normed = (x[b, sequence.rows] for x in read if x is not None)
         made = (_reading(book, pair.layer, sequence, len(empty), by, q, normed) for by in (len(empty), 0))
         seen = beside.seen[pair][b, sequence.rows]
-        left = min(float(distances(x, seen).max()) for x in made)
+        left = min(float(row_distances(x, seen).max()) for x in made)
         if not left <= SAME:
             return None
     b, sequence, empty = its[0]
@@ -41,14 +41,14 @@ def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
         f"attention reads {slots} of the cache, which nothing has written: {sequence.earlier.start} rows are held "
         f"before the first call, which writes slot {empty.stop}"
     )
-    return Named(NEVER, says, left, "state")
+    return NamedOperation(NEVER, says, left, "state")
 
 
-def _reading(book: Textbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:
+def _reading(book: MappedTextbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:
     """Return attention's output over ``empty`` slots of 0 before a sequence's own rows, its keys turned ``by`` more."""
     model = book.model
     k = model.apply(KEYS, model.context(layer, s.positions + by, FP64), [normed])
     v = model.apply(VALUES, model.context(layer, s.positions, FP64), [normed])
     gap = np.zeros((empty, *k.shape[1:]))
     keys, values = s.earlier.before(layer, np.concatenate([gap, k]), np.concatenate([gap, v]))
-    return attention(q, keys, values, s.positions + empty, Rule.of(book.config, layer), FP64)
+    return attention(q, keys, values, s.positions + empty, AttentionRule.of(book.config, layer), FP64)

@@ -1,20 +1,19 @@
 """Limits, budgets and a baseline applied to records, one at a time."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.judging.baselines import Baseline, place_of
-from precaudit.judging.budgets import Budget, metric_of, select, within
+from precaudit.judging.baselines import RunBaseline, frozen_place
+from precaudit.judging.budgets import RunBudget, keeps_limit, metric_of, ratchet, stated_limit, under
 from precaudit.judging.farthest import Sizes
-from precaudit.judging.pooled import Pool
+from precaudit.judging.pooled import ForwardPool
 from precaudit.judging.rules import judge
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.recording.runs.unique import Seen
+from precaudit.recording.runs.unique import UniqueHashes
 from precaudit.schema.filed import without_collector
 from precaudit.schema.limits import Limits
 from precaudit.schema.places import Place
@@ -29,23 +28,23 @@ class Rules:
     """Limits, budgets and a baseline, applied to one record at a time; counts what passes."""
 
     limits: Limits
-    budgets: tuple[Budget, ...] = ()
-    baseline: Baseline | None = None
+    budgets: tuple[RunBudget, ...] = ()
+    baseline: RunBaseline | None = None
     stale: tuple[str, ...] = ()
-    seen: Seen = field(default_factory=Seen)
+    seen: UniqueHashes = field(default_factory=UniqueHashes)
     passed: int = 0
     free: int = 0  # products that no budget is of: they have no limit of their own
     ran: set[str] = field(default_factory=set)  # points with numbers
     places: dict[tuple[int | None, str], None] = field(default_factory=dict)
     stated: Mapping[str, float] = field(default_factory=dict)  # of rel_l2, by kind, beside whatever else judges it
     sizes: Sizes = field(default_factory=Sizes)
-    pool: Pool = field(default_factory=Pool)
+    pool: ForwardPool = field(default_factory=ForwardPool)
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
         if e.kind not in JUDGED:
             return None
-        place = place_of(e)
+        place = frozen_place(e)
         if not self.seen.add(place):
             raise UserError(
                 f"{where}: a second {e.kind} record of {Place.of(e).text}; the file was put together wrongly"
@@ -53,14 +52,14 @@ class Rules:
         self.places[e.layer, e.point] = None
         if e.skipped is None:
             self.ran.add(e.point)
-        under = select(self.budgets, e) if self.budgets else []
-        if e.kind == "product" and not under:
+        stated = under(self.budgets, e.kind, e.phase, e.layer, e.point)
+        if e.kind == "product" and not stated:
             self.free += 1
             return None
         self.sizes.add(e)
-        if not under:
+        if not stated:
             self.pool.add(e)
-        verdict = self._within(e, self._budgeted(e, under) if under else judge(e, self.limits))
+        verdict = self._within(e, self._judge_by_budgets(e, stated) if stated else judge(e, self.limits))
         if verdict is not None and verdict.status == "pass":
             self.passed += 1
             return None
@@ -71,7 +70,7 @@ class Rules:
         with without_collector():
             return Spilled(v for e in errors if (v := self.apply(e, where)) is not None)
 
-    def pooled(self) -> list[Verdict]:
+    def pooled_verdicts(self) -> list[Verdict]:
         """Return the verdicts on forward errors of all records together, of those that no budget is of."""
         return list(self.pool.verdicts(self.limits))
 
@@ -81,22 +80,22 @@ class Rules:
         if limit is None or e.rel_l2 is None or verdict is None or verdict.status != "pass":
             return verdict
         size = value(e.rel_l2)
-        if within("rel_l2", size, limit):
+        if keeps_limit("rel_l2", size, limit):
             return verdict
         return Verdict.of(
             e, "fail", metric="rel_l2", scope="tensor", value=size, limit=limit, why=f"--limit {e.kind}={limit:g}"
         )  # fmt: skip
 
-    def _budgeted(self, e: ErrorRecord, under: Sequence[Budget]) -> Verdict | None:
+    def _judge_by_budgets(self, e: ErrorRecord, its: Sequence[RunBudget]) -> Verdict | None:
         """Judge by budgets: a limit or ratchet stands in for the default rule, ``unexplained`` for its excess limit."""
         verdict = judge(e, self.limits)
         if verdict is None or verdict.status in ("missing", "nonfinite", "not run"):
             return verdict
-        stated = [v for b in under if (v := self._stated(e, b)) is not None]
+        stated = [v for b in its if (v := self._stated_verdict(e, b)) is not None]
         if e.kind == "product" and verdict.status == "pass" and not stated:
             return None
         if verdict.status == "unknown":
-            allowed = next((b for b in under if b.entry.unknown == "allow"), None)
+            allowed = next((b for b in its if b.entry.unknown == "allow"), None)
             if allowed is not None:
                 judged = [v for v in stated if v.status != "unknown"]
                 stated = judged or [Verdict.of(e, "pass", why=allowed.entry.why)]
@@ -104,7 +103,7 @@ class Rules:
                 return verdict
         return min(stated, key=lambda v: STATUSES.index(v.status), default=verdict)
 
-    def _stated(self, e: ErrorRecord, b: Budget) -> Verdict | None:
+    def _stated_verdict(self, e: ErrorRecord, b: RunBudget) -> Verdict | None:
         entry = b.entry
         if entry.unknown is not None:
             return None
@@ -117,24 +116,16 @@ class Rules:
         found = metric_of(e, metric, entry.scope)
         if found is None:
             return Verdict.of(e, "unknown", text=f"the record has no {metric} at scope {entry.scope}", why=entry.why)
-        limit = entry.limit
-        if b.factor is not None:
-            if self.stale:
-                return Verdict.of(e, "stale", text="the baseline to ratchet from is stale", why=entry.why)
-            limit = self._ratchet(e, metric, b.factor)
-            if limit is None:
-                return Verdict.of(e, "missing", text="the baseline has no value to ratchet from", why=entry.why)
-        assert limit is not None
-        status: Status = "pass" if within(metric, found[0], limit) else "fail"
+        limit = stated_limit(b, bool(self.stale), lambda factor: self._ratchet(e, metric, factor))
+        if isinstance(limit, tuple):
+            return Verdict.of(e, limit[0], text=limit[1], why=entry.why)
+        status: Status = "pass" if keeps_limit(metric, found[0], limit) else "fail"
         return Verdict.of(
             e, status, metric=metric, scope=entry.scope, value=found[0], limit=limit, index=found[1], why=entry.why
         )  # fmt: skip
 
     def _ratchet(self, e: ErrorRecord, metric: str, factor: float) -> float | None:
         """Return max(factor × baseline, 2 × pooled emulated error): noise alone must not break a ratchet."""
-        line = self.baseline.lines.get(place_of(e)) if self.baseline is not None else None
-        before = getattr(line, metric, None)
-        if before is None or not math.isfinite(value(before)):
-            return None
+        line = self.baseline.lines.get(frozen_place(e)) if self.baseline is not None else None
         now, ratio = value(getattr(e, metric)), value(e.ratio)
-        return max(factor * value(before), 2 * now / ratio if ratio > 0 else 0.0)
+        return ratchet(getattr(line, metric, None), factor, 2 * now / ratio if ratio > 0 else 0.0)

@@ -1,18 +1,20 @@
-"""budgets.toml: limits a team states, each with its reason."""
+"""budgets.toml: limits a team states, each with its reason, for runs, rollouts and probes."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from precaudit.errors import UserError, nearest
+from precaudit.judging.verdicts import Status
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import narrow_checks
-from precaudit.schema.records.base import value
+from precaudit.schema.records.base import Number, value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES, parse_layers
 from precaudit.schema.toml import of_table, toml_bytes, toml_table
@@ -23,55 +25,168 @@ METRICS = (
 )  # fmt: skip
 AT_LEAST = ("cosine", "snr")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
-FROZEN = ("rel_l2", "mae", "max_diff")  # what baselines hold
-RATCHET = 1.5
 TABLES = ("budget", "rollout")  # of runs, of rollouts
+NOT_FROZEN: tuple[Status, str] = ("missing", "the baseline has no value to ratchet from")
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One [[budget]] table.
-
-    ``limit``: of ``metric``. ``unexplained``: of excess, instead of the default limit. ``ratchet``: factor over the
-    baseline's value (true: 1.5). ``unknown = "allow"``: what cannot be judged passes.
-    """
+class TableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every table says: ``why``, and a ``limit`` of ``metric`` or a ``ratchet``, a factor over the baseline's."""
 
     why: str
+    metric: str | None = None
+    limit: float | None = None
+    ratchet: float | bool | None = None
+
+
+class RunEntry(TableEntry, frozen=True, kw_only=True):
+    """One [[budget]] table.
+
+    ``unexplained``: of excess, instead of the default limit. ``ratchet`` true: 1.5. ``unknown = "allow"``: what cannot
+    be judged passes.
+    """
+
     points: str | list[str] = "*"
     phases: list[str] | None = None
     layers: str | None = None
     kind: Literal["local", "forward", "state", "formula", "policy", "product"] = "local"
-    metric: str | None = None
     scope: str = "tensor"
-    limit: float | None = None
     unexplained: float | None = None
-    ratchet: float | bool | None = None
     unknown: Literal["allow"] | None = None
 
 
-@dataclass(frozen=True)
-class Budget:
-    """An entry, the line it stands on, and the points its globs name."""
+class LimitRange(NamedTuple):
+    """What a limit may be, and that in words."""
 
-    entry: Entry
-    line: int
+    least: float
+    most: float
+    said: str
+
+
+class Places(NamedTuple):
+    """Which kinds, phases, layers and points a budget is of; None: of all."""
+
+    kinds: frozenset[str]
+    phases: frozenset[str] | None
+    layers: frozenset[int] | None
     points: frozenset[str]
-    layers: frozenset[int] | None = None
 
-    def matches(self, kind: str, phase: str, layer: int | None, point: str) -> bool:
-        """Whether a record at this place is under this budget."""
-        e = self.entry
-        return (
-            kind == e.kind
-            and point in self.points
-            and (e.phases is None or phase in e.phases)
-            and (self.layers is None or layer in self.layers)
-        )
 
-    @property
-    def factor(self) -> float | None:
-        """The ratchet's factor."""
-        r = self.entry.ratchet
-        return None if r is None or r is False else RATCHET if r is True else float(r)
+@dataclass(frozen=True)
+class Terms:
+    """What the entries of one kind may say.
+
+    ``ratchets``: {metric that baselines hold and that can grow: its factor where an entry says true}; ``limits``: what
+    a limit may be, and ``special``: that of some metrics; ``rules``: of which an entry gives one.
+    """
+
+    metrics: tuple[str, ...]
+    ratchets: Mapping[str, float]
+    limits: LimitRange
+    special: Mapping[str, LimitRange] = field(default_factory=dict)
+    rules: tuple[str, ...] = ("limit", "ratchet")
+
+
+OF_RUNS = Terms(
+    METRICS, dict.fromkeys(("rel_l2", "mae", "max_diff"), 1.5), LimitRange(0, inf, "a finite number, 0 or more"),
+    {"cosine": LimitRange(-1, 1, "a cosine is between -1 and 1")}, ("limit", "unexplained", "ratchet", "unknown"),
+)  # fmt: skip
+
+E = TypeVar("E", bound=TableEntry)
+K = TypeVar("K", bound="tuple[frozenset[Any] | None, ...]")
+
+
+@dataclass(frozen=True)
+class Budget(Generic[E, K]):
+    """An entry, the line it stands on, and what it is of: a set for each part of a key, None where every one is."""
+
+    entry: E
+    line: int
+    of: K
+    factor: float | None = None  # over the baseline's value; None of a limit
+
+    def matches(self, *key: Any) -> bool:
+        """Whether what has this key is under this budget."""
+        return all(some is None or part in some for some, part in zip(self.of, key, strict=True))
+
+
+RunBudget = Budget[RunEntry, Places]
+B = TypeVar("B", bound=Budget[Any, Any])
+
+
+def under(budgets: Sequence[B], *key: Any) -> list[B]:
+    """Return the budgets that what has a key is under."""
+    return [b for b in budgets if b.matches(*key)]
+
+
+def ratchet(before: Number | None, factor: float, noise: float) -> float | None:
+    """Return how large a value may be: ``factor`` × the baseline's, or what noise alone makes of it.
+
+    None where the baseline has no finite value.
+    """
+    return None if before is None or not isfinite(value(before)) else max(factor * value(before), noise)
+
+
+def stated_limit(
+    b: Budget[Any, Any], stale: bool, allowed: Callable[[float], float | None]
+) -> float | tuple[Status, str]:
+    """Return a budget's limit, or the status of what has none and why; ``allowed``: what a ratchet's factor allows."""
+    if b.factor is None:
+        return float(b.entry.limit)
+    if stale:
+        return "stale", "the baseline to ratchet from is stale"
+    found = allowed(b.factor)
+    return NOT_FROZEN if found is None else found
+
+
+def made_budget(entry: E, line: int, of: K, terms: Terms) -> Budget[E, K]:
+    """Return the budget of an entry, with the factor of its ratchet."""
+    r = entry.ratchet
+    factor = None if r is None or r is False else terms.ratchets[entry.metric or ""] if r is True else float(r)
+    return Budget(entry, line, of, factor)
+
+
+def checked_entry(raw: Mapping[str, Any], kind: type[E], terms: Terms, where: str) -> E:
+    """Return a table as an entry; raises UserError, which begins with ``where``, for what no entry can say."""
+    e = of_table(raw, kind, where)
+    if problem := entry_problem(e, terms):
+        raise UserError(f"{where}: {problem}")
+    return e
+
+
+def entry_problem(e: TableEntry, terms: Terms) -> str | None:
+    """Return what no entry of a kind can say, in words."""
+    if not e.why.strip():
+        return "why is empty: say what this budget is for"
+    given = [r for r in terms.rules if (x := getattr(e, r)) is not None and x is not False]
+    if len(given) != 1:
+        return f"give one of {', '.join(terms.rules)}"
+    for name in ("points", "phases", "policies"):
+        if getattr(e, name, None) == []:
+            return f"{name} is empty: leave it out to mean all"
+    if given[0] in ("limit", "ratchet") and e.metric is None:
+        return f'a limit or ratchet needs a metric, such as metric = "{terms.metrics[0]}"'
+    if e.metric is not None and e.metric not in terms.metrics:
+        return f"unknown metric {e.metric!r}{nearest(e.metric, terms.metrics)}"
+    ranges = {"limit": terms.special.get(e.metric or "", terms.limits), "unexplained": terms.limits}
+    for name, (least, most, said) in ranges.items():
+        x = getattr(e, name, None)
+        if x is not None and not (least <= x <= most and isfinite(x)):
+            return f"{name} = {x} is impossible: {said}"
+    if given[0] == "ratchet" and e.metric not in terms.ratchets:
+        return f"a ratchet on {e.metric}, which is no size that baselines hold: {', '.join(terms.ratchets)} are"
+    if not isinstance(e.ratchet, bool | None) and not 1 <= e.ratchet < inf:
+        return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
+    return None
+
+
+def match_globs(globs: str | list[str], every: Collection[str], what: str, none: str) -> dict[str, frozenset[str]]:
+    """Return what each glob names; raises UserError for one that names ``none`` of them; ``what``: the glob's key."""
+    found = {}
+    for glob in [globs] if isinstance(globs, str) else globs:
+        found[glob] = frozenset(name for name in every if fnmatchcase(name, glob))
+        if not found[glob]:
+            raise UserError(f"{what} {glob!r} names {none}{nearest(glob, every)}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,7 +198,7 @@ class Known:
     kinds: frozenset[str] = frozenset()
 
 
-def read_budgets(path: Path, known: Known | None = None) -> tuple[Budget, ...]:
+def read_budgets(path: Path, known: Known | None = None) -> tuple[RunBudget, ...]:
     """Read budgets.toml; raises UserError that names the line. ``known``: what a program's run has, of one."""
     return tuple(_budget(path, line, raw, known) for line, raw in entries(path, "budget"))
 
@@ -119,29 +234,24 @@ def _lines_of(text: str, key: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines(), 1) if begins.match(line)]
 
 
-def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> Budget:
+def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> RunBudget:
     where = f"{path}:{line}"
-    entry = of_table(raw, Entry, where)
-    if problem := _problem(entry, PHASES if known is None else tuple(known.phases)):
+    entry = checked_entry(raw, RunEntry, OF_RUNS, where)
+    if problem := _placement_error(entry, PHASES if known is None else tuple(known.phases)):
         raise UserError(f"{where}: {problem}")
-    globs = [entry.points] if isinstance(entry.points, str) else entry.points
     named: set[str] = set()
     every = POINTS if known is None else known.points
-    for glob in globs:
-        found = {p for p in every if fnmatchcase(p, glob)}
-        if not found:
-            raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, every)}")
+    for glob, found in match_globs(entry.points, every, f"{where}: points", "no point").items():
         if known is not None and known.kinds and entry.kind not in known.kinds:
             kinds = ", ".join(sorted(known.kinds))
             raise UserError(f"{where}: kind = {entry.kind!r} matches nothing recorded: {kinds}")
         if not (judged := {p for p in found if (_has(p, entry.kind) if known is None else entry.kind != "state")}):
             raise UserError(f"{where}: points {glob!r} have no {entry.kind} errors")
         named |= judged
-    if known is not None:
-        return Budget(entry, line, frozenset(named))
-    if entry.layers is not None and not any(POINTS[p].per_layer for p in named):
+    if known is None and entry.layers is not None and not any(POINTS[p].per_layer for p in named):
         raise UserError(f"{where}: points {entry.points!r} are outside layers, and layers = {entry.layers!r}")
-    return Budget(entry, line, frozenset(named))
+    phases = None if entry.phases is None else frozenset(entry.phases)
+    return made_budget(entry, line, Places(frozenset((entry.kind,)), phases, None, frozenset(named)), OF_RUNS)
 
 
 def _has(point: str, kind: str) -> bool:
@@ -150,55 +260,28 @@ def _has(point: str, kind: str) -> bool:
     if kind == "product":
         return False
     if kind == "formula":
-        return not p.keyed
+        return not p.over_keys
     return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))
 
 
-def _problem(e: Entry, phases: Sequence[str]) -> str | None:
-    """Return what is wrong with an entry."""
-    if not e.why.strip():
-        return "why is empty: say what this budget is for"
-    rules = [e.limit is not None, e.unexplained is not None, _ratchets(e), e.unknown is not None]
-    if sum(rules) != 1:
-        return "give one of limit, unexplained, ratchet, unknown"
-    if e.points == []:
-        return "points is empty: leave it out to mean all"
-    if e.phases == []:
-        return "phases is empty: leave it out to mean all"
+def _placement_error(e: RunEntry, phases: Sequence[str]) -> str | None:
+    """Return what is wrong with where an entry of runs holds."""
     for phase in e.phases or ():
         if phase not in phases:
             return f"unknown phase {phase!r}{nearest(phase, phases)}"
     if e.scope not in SCOPES:
         return f"unknown scope {e.scope!r}{nearest(e.scope, SCOPES)}"
-    if (e.limit is not None or _ratchets(e)) and e.metric is None:
-        return 'a limit or ratchet needs a metric, such as metric = "rel_l2"'
-    if e.metric is not None and e.metric not in METRICS:
-        return f"unknown metric {e.metric!r}{nearest(e.metric, METRICS)}"
-    for name in ("limit", "unexplained"):
-        found = getattr(e, name)
-        if found is not None and not 0 <= found < float("inf") and e.metric != "cosine":
-            return f"{name} = {found} is impossible: a finite number, 0 or more"
-    if e.metric == "cosine" and e.limit is not None and not -1 <= e.limit <= 1:
-        return f"limit = {e.limit} is impossible: a cosine is between -1 and 1"
-    if _ratchets(e) and e.metric not in FROZEN:
-        return f"a ratchet on {e.metric}: baselines hold {', '.join(FROZEN)}"
-    if not isinstance(e.ratchet, bool | None) and not 1 <= e.ratchet < float("inf"):
-        return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
-    if _ratchets(e) and e.scope != "tensor":
+    if e.ratchet not in (None, False) and e.scope != "tensor":
         return "a ratchet holds at tensor scope"
     return None
 
 
-def _ratchets(e: Entry) -> bool:
-    return e.ratchet is not None and e.ratchet is not False
-
-
-def resolve(budgets: Iterable[Budget], path: Path, layers: int, known: Known) -> tuple[Budget, ...]:
+def resolve_budgets(budgets: Iterable[RunBudget], path: Path, layers: int, known: Known) -> tuple[RunBudget, ...]:
     """Return the budgets with layer numbers; raises UserError where one names nothing that was recorded."""
     found = []
     for b in budgets:
         where = f"{path}:{b.line}"
-        if not b.points & known.points:
+        if not b.of.points & known.points:
             told = ", ".join(sorted(known.points))
             raise UserError(f"{where}: points {b.entry.points!r} match nothing recorded: {told}")
         if b.entry.phases is not None and not known.phases.intersection(b.entry.phases):
@@ -208,7 +291,7 @@ def resolve(budgets: Iterable[Budget], path: Path, layers: int, known: Known) ->
             chosen = None if b.entry.layers is None else frozenset(parse_layers(b.entry.layers, layers))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-        found.append(replace(b, layers=chosen))
+        found.append(replace(b, of=b.of._replace(layers=chosen)))
     return tuple(found)
 
 
@@ -229,11 +312,6 @@ def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | No
     return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)
 
 
-def within(metric: str, found: float, limit: float) -> bool:
+def keeps_limit(metric: str, found: float, limit: float) -> bool:
     """Whether a value keeps a limit; NaN keeps none."""
     return found >= limit if metric in AT_LEAST else found <= limit
-
-
-def select(budgets: Sequence[Budget], e: ErrorRecord) -> list[Budget]:
-    """Return the budgets a record is under."""
-    return [b for b in budgets if b.matches(e.kind, e.phase, e.layer, e.point)]

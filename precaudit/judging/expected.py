@@ -8,7 +8,15 @@ from precaudit.judging.baselines import Judged
 from precaudit.judging.verdicts import Status, Verdict, other_products
 from precaudit.recording.runs.positions import positions_of
 from precaudit.recording.runs.reader import Run
-from precaudit.schema.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit, summed_places
+from precaudit.schema.coverage import (
+    ExpectedTensor,
+    config_of,
+    entry_format,
+    expected_tensors,
+    formula_keys,
+    misfit,
+    summed_places,
+)
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.limits import Limits
 from precaudit.schema.limits.checks import disturbance, logit_noise
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from precaudit.models.configs import DecoderConfig
 
 
-def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
+def missing_records(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield a verdict for everything run.json requested that is not there or not as requested.
 
     A tensor that is absent or holds other positions is missing, one of another shape or format than the policy's a
@@ -35,7 +43,7 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
         if prompt not in run.prompts:
             yield Verdict(status="missing", kind="coverage", prompt=prompt, text="the prompt is not in prompts.jsonl")
             continue
-        for e in entries(run.record.requested, len(run.prompts[prompt].tokens)):
+        for e in expected_tensors(run.record.requested, len(run.prompts[prompt].tokens)):
             found = index.get(hash((prompt, *e.key)))
             problem = _problem(e, found, config, policy)
             if problem is not None:
@@ -44,8 +52,8 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                     point=e.point, text=problem[1],
                 )  # fmt: skip
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
-                yield from _uncompared(prompt, e, seen, run.record.requested.layers)
-        yield from _unsummed(run.record.requested, prompt, config, seen)
+                yield from _missing_errors(prompt, e, seen, run.record.requested.layers)
+        yield from _missing_sums(run.record.requested, prompt, config, seen)
 
 
 def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
@@ -63,7 +71,7 @@ def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
 
 
 def _problem(
-    e: Entry, found: PointRecord | None, config: "DecoderConfig", policy: Policy
+    e: ExpectedTensor, found: PointRecord | None, config: "DecoderConfig", policy: Policy
 ) -> tuple[Status, str] | None:  # fmt: skip
     if found is None:
         return "missing", "requested, not in the run"
@@ -71,12 +79,14 @@ def _problem(
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
     point = POINTS[e.source]
-    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and point.keyed and not e.summed
+    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and point.over_keys and not e.summed
     wanted = "float32" if cast_up else entry_format(policy, e)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 
-def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Container[int]) -> Iterator[Verdict]:
+def _missing_errors(
+    prompt: str, e: ExpectedTensor, seen: Container[Judged], layers: Container[int]
+) -> Iterator[Verdict]:
     point = POINTS[e.point]
     kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
     if point.handed is not None and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
@@ -89,7 +99,7 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Containe
             )  # fmt: skip
 
 
-def _unsummed(asked: Requested, prompt: str, config: "DecoderConfig", seen: Container[Judged]) -> Iterator[Verdict]:
+def _missing_sums(asked: Requested, prompt: str, config: "DecoderConfig", seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield ``missing`` for everything that sums of rows judge and no record holds.
 
     A program need not show what lies within an operation.
@@ -113,7 +123,7 @@ def _unsummed(asked: Requested, prompt: str, config: "DecoderConfig", seen: Cont
             )  # fmt: skip
 
 
-def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Iterator[Verdict]:
+def missing_formulas(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield ``missing`` for every place whose formula was asked for (of ``prompts``) and has no record."""
     config = config_of(run.record.model.config)
     for prompt in prompts:
@@ -125,7 +135,7 @@ def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Ite
                 )  # fmt: skip
 
 
-def disturbed(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterator[Verdict]:
+def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterator[Verdict]:
     """Yield ``unknown`` for every program whose logits capturing changed, ``missing`` for a phase never checked.
 
     What was recorded is then of another program than the one that runs without the audit. A change within the limit
@@ -160,7 +170,7 @@ def _more(times: float, limits: Limits) -> str:
     return f", {times:.3g} × the noise of their rounding (at most {limits.ratio.at(1):g})"
 
 
-def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict]:
+def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict]:
     """Yield ``missing`` for every position that decode and prefill or rescore had to see and no record compares."""
     seen = {(p.prompt, p.against, p.step) for p in pairs}
     asked = run.record.requested

@@ -12,9 +12,9 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.judging import programs
 from precaudit.judging.applied_rules import JUDGED, Rules
-from precaudit.judging.baselines import drift, read_baseline, stale, version_suspects
-from precaudit.judging.budgets import Budget, Known, read_budgets, resolve
-from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
+from precaudit.judging.baselines import Drift, drift, provenance, read_run_baseline, stale, version_suspects
+from precaudit.judging.budgets import Known, RunBudget, read_budgets, resolve_budgets
+from precaudit.judging.expected import absent, disturbances, missing_formulas, missing_pairs, missing_records
 from precaudit.judging.farthest import ways_made
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.looks import Look
@@ -23,12 +23,13 @@ from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
 from precaudit.recording.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
 from precaudit.recording.runs.reader import Run
-from precaudit.recording.runs.unique import Seen, once
+from precaudit.recording.runs.unique import UniqueHashes, require_unique
 from precaudit.recording.runs.written import Comparison, recall
 from precaudit.schema.filed import Filed, of_kinds, without_collector
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.policies import besides
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 
 STATED = ("forward", "local")
@@ -56,7 +57,7 @@ def gate(
         source = source.opened
     if isinstance(source, Run | Opened):
         source = source.folder
-    frozen = None if baseline is None else read_baseline(baseline)
+    frozen = None if baseline is None else read_run_baseline(baseline)
     rules = Rules(limits or default_limits(), (), frozen, stated=checked_limits(at_most or {}))
     if not isinstance(source, Comparison) and is_program_run(source):
         return _gate_program(Path(source), rules, budgets, across_devices)
@@ -85,12 +86,12 @@ def path_of(given: Path | str, name: str) -> Path:
 
 
 def judge_records(
-    name: str, records: Iterable[ErrorRecord], budgets: Sequence[Budget], more: Iterable[Verdict] = ()
+    name: str, records: Iterable[ErrorRecord], budgets: Sequence[RunBudget], more: Iterable[Verdict] = ()
 ) -> Judgement:
     """Judge records that are at hand by the default limits and budgets, with verdicts that were made elsewhere."""
     rules = Rules(default_limits(), tuple(budgets))
     verdicts = rules.of(records, name)
-    verdicts.extend(rules.pooled())
+    verdicts.extend(rules.pooled_verdicts())
     given = list(more)
     rules.passed += sum(v.status == "pass" for v in given)
     verdicts.extend(v for v in given if v.status != "pass")
@@ -100,17 +101,23 @@ def judge_records(
 def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
     opened = open_program_run(folder)
     if budgets is not None:
-        known = programs.known(opened)
-        rules.budgets = resolve(read_budgets(budgets, known), budgets, programs.layers_of(opened), known)
-    of = programs.provenance(opened)
+        known = programs.program_budget_names(opened)
+        rules.budgets = resolve_budgets(read_budgets(budgets, known), budgets, programs.layers_of(opened), known)
+    of = programs.program_provenance(opened)
     if rules.baseline is not None:
-        rules.stale = tuple(stale(rules.baseline, of, across_devices))
+        rules.stale = tuple(stale(rules.baseline.record, of, across_devices))
     where = str(folder / "errors.jsonl")
     errors = programs.filed_errors(opened)
     verdicts = rules.of(errors, where)
-    verdicts.extend(rules.pooled())
-    placed = programs.placed(programs.suspect(verdicts, errors), opened)
-    more_of_run = [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
+    verdicts.extend(rules.pooled_verdicts())
+    placed = programs.with_indices(programs.suspect(verdicts, errors), opened)
+    seen_twice = _of_pairs(rules, programs.pairs_of(opened))
+    more_of_run = [
+        *seen_twice,
+        *programs.unpaired_views(opened),
+        *programs.missing_program_records(opened, rules.seen),
+        *programs.program_disturbances(opened),
+    ]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
     whole = _judgement(opened.record.id, chain(placed, more_of_run, found), rules, [*told, *more], drifted)
@@ -122,8 +129,8 @@ def judge_look(opened: Opened, errors: Sequence[ErrorRecord], look: Look) -> Jud
     """Judge some records of a program's run by the default limits; what they inherit is told by all."""
     rules = Rules(default_limits())
     verdicts = rules.of(look.of(errors), str(opened.folder / "errors.jsonl"))
-    verdicts.extend(rules.pooled())
-    placed = programs.placed(programs.suspect(verdicts, errors), opened)
+    verdicts.extend(rules.pooled_verdicts())
+    placed = programs.with_indices(programs.suspect(verdicts, errors), opened)
     made = _judgement(opened.record.id, placed, rules, programs.notes(opened), ())
     farthest = rules.sizes.farthest(ways_made(n.made for n in opened.record.neutrality))
     return replace(made, sources=programs.sources(opened), farthest=farthest)
@@ -131,16 +138,13 @@ def judge_look(opened: Opened, errors: Sequence[ErrorRecord], look: Look) -> Jud
 
 def _against(
     rules: Rules, errors: Sequence[ErrorRecord], versions: dict[str, str]
-) -> tuple[Iterator[Verdict], list[str], tuple[tuple[float, float, ErrorRecord], ...]]:
+) -> tuple[Iterator[Verdict], list[str], tuple[Drift, ...]]:
     """Return what a baseline adds: verdicts on what is absent or stale, a note on versions, and the largest growth."""
     b = rules.baseline
     if b is None:
         return iter(()), [], ()
     old = (Verdict(status="stale", kind="baseline", text=x) for x in rules.stale)
-    changed = version_suspects(b.record.versions, versions)
-    told = (
-        [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
-    )
+    told = version_suspects(b.record.versions, versions)
     return chain(absent(b.lines, rules.seen, str(b.path)), old), told, tuple(drift(b, errors))
 
 
@@ -150,35 +154,37 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         asked = run.record.requested
         layers = int(run.record.model.config["layers"])
         known = Known(frozenset((*asked.points, *_caches(found))), frozenset(asked.phases))
-        rules.budgets = resolve(rules.budgets, path, layers, known)
+        rules.budgets = resolve_budgets(rules.budgets, path, layers, known)
     if rules.baseline is not None:
-        rules.stale = tuple(stale(rules.baseline, run, across_devices))
+        rules.stale = tuple(stale(rules.baseline.record, provenance(run), across_devices))
     verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
-    once(found.folder / "prefill_decode.jsonl", ((p.prompt, p.against, p.step) for p in found.prefill_decode))
-    for p in found.prefill_decode:
-        verdict = judge_pair(p)
-        rules.passed += verdict.status == "pass"
-        verdicts.extend([verdict] if verdict.status != "pass" else [])
-    verdicts.extend(uncovered(run, rules.seen))
-    verdicts.extend(unpaired(run, found.prefill_decode))
-    verdicts.extend(disturbed(run, found.errors, rules.limits))
-    verdicts.extend(unshadowed(run, found.formula, rules.seen))
+    require_unique(found.folder / "prefill_decode.jsonl", ((p.prompt, p.against, p.step) for p in found.prefill_decode))
+    verdicts.extend(_of_pairs(rules, found.prefill_decode))
+    verdicts.extend(missing_records(run, rules.seen))
+    verdicts.extend(missing_pairs(run, found.prefill_decode))
+    verdicts.extend(disturbances(run, found.errors, rules.limits))
+    verdicts.extend(missing_formulas(run, found.formula, rules.seen))
     more, told, drifted = _against(rules, found.errors, run.record.versions)
-    verdicts.extend(chain(rules.pooled(), more))
+    verdicts.extend(chain(rules.pooled_verdicts(), more))
     made = _judgement(run.record.id, inheriting(Spilled(_once(verdicts))), rules, [*found.notes, *told], drifted)
     farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
     return replace(made, besides=besides(run.record.policy), farthest=farthest)
+
+
+def _of_pairs(rules: Rules, pairs: Iterable[PrefillDecodeRecord]) -> list[Verdict]:
+    """Return the verdicts on positions seen twice that do not pass; those that do are counted."""
+    found = [judge_pair(p) for p in pairs]
+    rules.passed += sum(v.status == "pass" for v in found)
+    return [v for v in found if v.status != "pass"]
 
 
 def judge_found(found: Comparison) -> Judgement:
     """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors."""
     rules = Rules(default_limits())
     verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
-    pairs = [judge_pair(p) for p in found.prefill_decode]
-    rules.passed += sum(v.status == "pass" for v in pairs)
-    verdicts.extend(v for v in pairs if v.status != "pass")
-    verdicts.extend(disturbed(found.run, found.errors, rules.limits))
-    verdicts.extend(rules.pooled())
+    verdicts.extend(_of_pairs(rules, found.prefill_decode))
+    verdicts.extend(disturbances(found.run, found.errors, rules.limits))
+    verdicts.extend(rules.pooled_verdicts())
     made = _judgement(found.run.record.id, inheriting(verdicts), rules, found.notes, ())
     farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
     return replace(made, besides=besides(found.run.record.policy), farthest=farthest)
@@ -193,7 +199,7 @@ def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
 
     Of a kind and place there is one record (``Rules.apply``), whose verdict needs no look unless it is missing.
     """
-    seen = Seen()
+    seen = UniqueHashes()
     for v in verdicts:
         if v.status == "missing":
             new = seen.add(v.place)
@@ -214,14 +220,14 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
             frozenset(kind for *_, kind in places),
         )  # fmt: skip
         own = not known.points <= POINTS.keys()
-        rules.budgets = resolve(read_budgets(budgets, known if own else None), budgets, layers, known)
+        rules.budgets = resolve_budgets(read_budgets(budgets, known if own else None), budgets, layers, known)
     with without_collector():
-        each = (rules.apply(e, f"{path}:{line}") for line, e in filed.numbered())
+        each = (rules.apply(e, f"{path}:{line}") for line, e in filed.with_lines())
         verdicts = Spilled(v for v in each if v is not None)
     if rules.baseline is not None:
         verdicts.extend(absent(rules.baseline.lines, rules.seen, str(rules.baseline.path)))
     free = f'{rules.free:,} products are under no budget: one of kind = "product" limits them'
-    verdicts.extend(rules.pooled())
+    verdicts.extend(rules.pooled_verdicts())
     return _judgement(path.name, inheriting(verdicts), rules, [free] if rules.free else [], ())
 
 
@@ -235,12 +241,12 @@ def _same_lengths(e: ErrorRecord, where: str) -> None:
 def _judgement(name: str, verdicts: Iterable[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:
     found: Counter[Status] = Counter()
 
-    def counted() -> Iterator[Verdict]:
+    def count_records() -> Iterator[Verdict]:
         for v in never_run(verdicts, rules.ran):
             found[v.status] += 1
             yield v
 
-    kept = Spilled(counted())
+    kept = Spilled(count_records())
     found["pass"] += rules.passed
     tally: dict[Status, int] = {s: found[s] for s in STATUSES if found[s]}
-    return Judgement(name, kept.ordered(), tally, tuple(notes), drifted, tuple(rules.places))
+    return Judgement(name, kept.in_order(), tally, tuple(notes), drifted, tuple(rules.places))

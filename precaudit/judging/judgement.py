@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from precaudit.judging.baselines import Drift
 from precaudit.judging.farthest import Farthest
 from precaudit.judging.verdicts import Status, Verdict, exit_code
 from precaudit.schema.brief import Brief
-from precaudit.schema.frames import flat, frame, joined, worst
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.frames import flat, frame, list_column, worst_columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,7 +25,7 @@ class Judgement(Brief):
     verdicts: Sequence[Verdict]
     counts: dict[Status, int]
     notes: tuple[str, ...] = ()
-    drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
+    drift: tuple[Drift, ...] = ()
     places: tuple[tuple[int | None, str], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     of: Literal["errors", "rollouts"] = "errors"
@@ -37,6 +37,14 @@ class Judgement(Brief):
         """0 all that ran pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
         return exit_code(self.counts)
 
+    def raise_for_failure(self) -> None:
+        """Raise AssertionError, with the first verdict's sentence, where the exit code is not 0."""
+        __tracebackhide__ = True
+        if self.exit_code:
+            first = next((v for v in self.verdicts if v.status != "not run"), None)
+            what = "nothing was judged" if first is None else f"{first.point}: {first.status}: {first.text}"
+            raise AssertionError(f"{self.name}: {what}")
+
     def frame(self) -> Any:
         """Return the verdicts that are no pass as a pandas DataFrame, always with the same columns."""
-        return frame(self.verdicts, (*flat(Verdict), joined("index"), *worst()))
+        return frame(self.verdicts, (*flat(Verdict), list_column("index"), *worst_columns()))

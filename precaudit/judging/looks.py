@@ -20,6 +20,7 @@ class Look:
 
     layers: Collection[int] | None = None
     points: Collection[str] | None = None
+    phases: Collection[str] | None = None
     cases: Collection[str] | None = None
 
     def holds(self, x: ErrorRecord | Verdict) -> bool:
@@ -28,6 +29,7 @@ class Look:
         return (
             (self.layers is None or x.layer is None or x.layer in self.layers)
             and (self.points is None or not x.point or bool({name, x.point} & set(self.points)))
+            and (self.phases is None or not x.phase or x.phase in self.phases)
             and (self.cases is None or not x.prompt or x.prompt in self.cases)
         )
 
@@ -37,26 +39,31 @@ class Look:
 
 
 def look_at(
-    opened: Opened, layers: Texts | None = None, points: Texts | None = None, prompt: Texts | None = None
-) -> Look | None:
+    opened: Opened, layers: Texts | None = None, points: Texts | None = None, phases: Texts | None = None,
+    prompt: Texts | None = None,
+) -> Look | None:  # fmt: skip
     """Return a look at a run, as filters on the command line say it; None without any.
 
-    ``prompt``: cases. Raises UserError for a layer, point or case that the run does not hold.
+    ``phases``: entry points; ``prompt``: cases. Raises UserError for what the run does not hold.
     """
-    if all(x is None for x in (layers, points, prompt)):
+    if all(x is None for x in (layers, points, phases, prompt)):
         return None
-    names = {p.name for p in (*opened.record.judged, *opened.record.outputs)}
+    names = {p.name for one in opened.entries for p in (*one.record.judged_points, *one.record.outputs)}
     names |= {name.partition("#")[0] for name in names}
     wanted = None if layers is None else frozenset(parse_layers(_text(layers), layers_of(opened)))
-    of = _known(points, "point", sorted(names))
-    return Look(wanted, None if of is None or "all" in of else of, _known(prompt, "case", opened.record.cases))
+    of = _check_known(points, "point", sorted(names))
+    entries = {one.record.entry: one.record.phase for one in opened.entries}
+    at = _check_known(phases, "entry point", tuple(entries))
+    within = None if at is None else tuple(entries[name] for name in at)
+    cases = _check_known(prompt, "case", opened.record.cases)
+    return Look(wanted, None if of is None or "all" in of else of, within, cases)
 
 
 def _text(given: Texts) -> str:
     return given if isinstance(given, str) else ",".join(map(str, given)) if isinstance(given, Sequence) else str(given)
 
 
-def _known(given: Texts | None, what: str, known: Sequence[str]) -> tuple[str, ...] | None:
+def _check_known(given: Texts | None, what: str, known: Sequence[str]) -> tuple[str, ...] | None:
     if given is None:
         return None
     names = names_in(_text(given), what)

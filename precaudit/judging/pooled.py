@@ -41,7 +41,7 @@ class Samples:
 
 
 @dataclass
-class Pool:
+class ForwardPool:
     """Forward records as they stream by: of each layer and point its first phase, whether it is float32, and samples.
 
     A sample is a prompt's: its calls share what they read, so that prompts are what counts.
@@ -94,9 +94,9 @@ class Pool:
                 yield v
 
 
-def pooled(errors: Iterable[ErrorRecord], limits: Limits) -> list[Verdict]:
+def pooled_verdicts(errors: Iterable[ErrorRecord], limits: Limits) -> list[Verdict]:
     """Return the verdicts on records that are pooled."""
-    pool = Pool()
+    pool = ForwardPool()
     for e in errors:
         pool.add(e)
     return list(pool.verdicts(limits))

@@ -1,6 +1,7 @@
 """The verdicts of a program's run: its error records by the default rule, and what is not there."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -10,19 +11,20 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict, other_products
+from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_of, places
+from precaudit.recording.runs.programs import CARRIED, PAIRS, Opened, ProgramRun, file_of, judged_places
 from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
-from precaudit.schema.graphs.decoder import CACHES, POINTS, parts_of
-from precaudit.schema.places import ORDER
+from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
+from precaudit.schema.places import ORDER, Place
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.lines import read_lines
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
-At = tuple[str, int, int | None, str]  # case, call, layer, point
-Key = tuple[str, str, int, int | None, str]  # kind, and where
+Key = tuple[str, Place]  # kind, and where
 
 
 def marks_of(opened: Opened) -> Compared:
@@ -36,41 +38,56 @@ def marks_of(opened: Opened) -> Compared:
         raise UserError(f"{marks}: {error}") from None
 
 
-def was_compared(opened: Opened, names: Mapping[str, str] | None) -> bool:
-    """Whether a run was compared, and beside the textbook of these files where there are any (as ``Names`` has it)."""
+def was_compared(opened: Opened, names: Mapping[str, str] | None, accum: Sequence[str] = ()) -> bool:
+    """Whether a run was compared, with sums in all of these formats (``accum``).
+
+    Beside the textbook of these files where there are any (``names``, as ``Names`` has it).
+    """
     if not (opened.folder / "compared.json").is_file() or not (opened.folder / "errors.jsonl").is_file():
         return False
-    return names is None or marks_of(opened).names == names
+    marks = marks_of(opened)
+    return {*accum} <= {*marks.accum} and (names is None or marks.names == names)
 
 
-def errors_of(opened: Opened) -> list[ErrorRecord]:
+def program_errors(opened: Opened) -> list[ErrorRecord]:
     """Return the error records of a compared run; raises UserError where there are none, or of another run."""
     return list(filed_errors(opened))
 
 
 def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
-    """Return the same, which stay in their file; raises UserError as ``errors_of``."""
+    """Return the same, which stay in their file; raises UserError as ``program_errors``."""
     path, found = opened.folder / "errors.jsonl", marks_of(opened)
     if found.run != file_hash(opened.folder / "program.json") or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
     return Filed(path, ErrorRecord)
 
 
+def pairs_of(opened: Opened) -> list[PrefillDecodeRecord]:
+    """Return the records of positions that entry points see twice; raises UserError where they are of another run."""
+    path, found = opened.folder / PAIRS, marks_of(opened)
+    if not found.pairs:
+        return []
+    if not path.is_file() or found.pairs != file_hash(path):
+        raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
+    return read_lines(path, PrefillDecodeRecord)
+
+
 def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Verdict]:
     """Yield the verdicts with those that something before them accounts for called ``input suspect``."""
-    after = _formulas(verdicts, errors) | _announced(verdicts, errors)
+    after = _formulas(verdicts, errors) | _inherited_keys(verdicts, errors)
     follows = _nonfinite(verdicts, errors)
     return (
-        msgspec.structs.replace(v, status="input suspect") if follows(v) or (v.kind, *_key(v)) in after else v
+        msgspec.structs.replace(v, status="input suspect") if follows(v) or (v.kind, v.place) in after else v
         for v in verdicts
     )
 
 
-def placed(verdicts: Iterable[Verdict], opened: Opened) -> Iterator[Verdict]:
+def with_indices(verdicts: Iterable[Verdict], opened: Opened) -> Iterator[Verdict]:
     """Yield the verdicts, a row of a point of several leading axes as its index in each: row 2 of a batch, its 7th."""
-    shapes = {p.name: p.shape[:-1] for p in (*opened.record.points, *opened.record.outputs)}
+    every = [(x.record.phase, p) for x in opened.entries for p in (*x.record.points, *x.record.outputs)]
+    shapes = {(phase, p.name): p.shape[:-1] for phase, p in every}
     for v in verdicts:
-        lead = shapes.get(v.point, ()) if v.kind in ("local", "forward") and v.scope == "token" else ()
+        lead = shapes.get((v.phase, v.point), ()) if v.kind in ("local", "forward") and v.scope == "token" else ()
         if sum(n > 1 for n in lead) > 1 and isinstance(v.index, int) and v.index < prod(lead):
             v = msgspec.structs.replace(v, index=_each(v.index, lead))
         yield v
@@ -108,16 +125,23 @@ def _nonfinite(verdicts: Iterable[Verdict], errors: Sequence[ErrorRecord]) -> Ca
 
 def _order(errors: Sequence[ErrorRecord]) -> Callable[[Verdict], tuple[int, ...]]:
     """Return what orders places of a case as the program does: each step of a scan with all of the scan's points."""
-    steps: dict[str, int] = {}
+    steps: dict[tuple[str, str], int] = {}
     for e in errors:
         if e.kind in ("local", "forward"):
-            steps[e.point] = max(steps.get(e.point, 0), 0 if e.layer is None else e.layer + 1)
-    places: dict[str, tuple[int, int]] = {}
+            at = e.phase, e.point
+            steps[at] = max(steps.get(at, 0), 0 if e.layer is None else e.layer + 1)
+    phases = {phase: i for i, phase in enumerate(dict.fromkeys(phase for phase, _ in steps))}
+    places: dict[tuple[str, str], tuple[int, int]] = {}
     block, before = 0, 0
-    for i, (point, n) in enumerate(steps.items()):
+    for i, (at, n) in enumerate(steps.items()):
         block = block if n and n == before else i
-        places[point], before = (block, i), n
-    return lambda v: (v.step, places[v.point][0], v.layer or 0, places[v.point][1])
+        places[at], before = (block, i), n
+
+    def order(v: Verdict) -> tuple[int, ...]:
+        block, i = places[v.phase, v.point]
+        return phases[v.phase], v.step, block, v.layer or 0, i
+
+    return order
 
 
 def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
@@ -129,28 +153,28 @@ def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set
     broken = [v for v in verdicts if v.kind == "formula" and v.status in ("fail", "nonfinite")]
     if not broken:
         return set()
-    wanted = {_key(v) for v in broken}
-    names: dict[At, str] = {}
-    order: dict[At, int] = {}
+    wanted = {v.place for v in broken}
+    names: dict[Place, str] = {}
+    order: dict[Place, int] = {}
     for i, e in enumerate(of_kinds(errors, "formula")):
-        if (key := _key(e)) in wanted:
+        if (key := Place.of(e)) in wanted:
             names[key], order[key] = e.reference, i
-    calls: dict[tuple[str, int], list[Verdict]] = {}
+    calls: dict[tuple[str, str, int], list[Verdict]] = {}
     for v in broken:
-        calls.setdefault((v.prompt, v.step), []).append(v)
+        calls.setdefault((v.prompt, v.phase, v.step), []).append(v)
     inherits: set[Key] = set()
     for its in calls.values():
-        seen = {x for v in its if (x := _textbook(names[_key(v)])) is not None}
-        first = min(order[_key(v)] for v in its)
+        seen = {x for v in its if (x := _textbook(names[v.place])) is not None}
+        first = min(order[v.place] for v in its)
         for v in its:
-            mine = _textbook(names[_key(v)])
-            later = order[_key(v)] > first if mine is None else _inherits(mine, seen, [i for i, _ in seen])
+            mine = _textbook(names[v.place])
+            later = order[v.place] > first if mine is None else _inherits(mine, seen, [i for i, _ in seen])
             if later:
-                inherits.add(("formula", *_key(v)))
+                inherits.add(("formula", v.place))
     return inherits
 
 
-def _announced(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
+def _inherited_keys(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
     """Return what an announced policy is broken at only because something before it is.
 
     Attention that closes from its own recorded scores or probabilities, which fail, and what is not finite after the
@@ -159,26 +183,24 @@ def _announced(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> se
     broken = [v for v in verdicts if v.kind == "policy" and v.status in ("fail", "nonfinite")]
     if not broken:
         return set()
-    wanted = {_key(v) for v in broken}
-    names = {_key(e): x for e in of_kinds(errors, "policy") if _key(e) in wanted and (x := _textbook(e.reference))}
-    calls: dict[tuple[str, int], list[Verdict]] = {}
+    wanted = {v.place for v in broken}
+    names = {
+        at: x for e in of_kinds(errors, "policy") if (at := Place.of(e)) in wanted and (x := _textbook(e.reference))
+    }
+    calls: dict[tuple[str, str, int], list[Verdict]] = {}
     for v in broken:
-        calls.setdefault((v.prompt, v.step), []).append(v)
+        calls.setdefault((v.prompt, v.phase, v.step), []).append(v)
     inherits: set[Key] = set()
     for its in calls.values():
-        places = {names[_key(v)] for v in its}
-        first = min((_depth(names[_key(v)]) for v in its if v.status == "nonfinite"), default=None)
+        places = {names[v.place] for v in its}
+        first = min((_depth(names[v.place]) for v in its if v.status == "nonfinite"), default=None)
         for v in its:
-            layer, point = names[_key(v)]
+            layer, point = names[v.place]
             between = v.inherits is not None and any((layer, name) in places for name in parts_of(point))
             later = v.status == "nonfinite" and first is not None and first < _depth((layer, point))
             if between or later:
-                inherits.add(("policy", *_key(v)))
+                inherits.add(("policy", v.place))
     return inherits
-
-
-def _key(x: ErrorRecord | Verdict) -> At:
-    return (x.prompt, x.step, x.layer, x.point)
 
 
 def _depth(at: tuple[int, str]) -> tuple[int, int]:
@@ -205,29 +227,36 @@ def _inherits(mine: tuple[int, str], broken: Container[tuple[int, str]], layers:
     return any(x in broken or _inherits(x, broken, ()) for x in read)
 
 
-def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
+def unpaired_views(opened: Opened) -> Iterator[Verdict]:
+    """Yield ``unknown`` for every entry point whose positions could be held against no other's."""
+    for x in marks_of(opened).unpaired:
+        yield Verdict(status="unknown", kind="coverage", prompt=x.case, phase=x.phase, point=LOGITS, text=x.why)
+
+
+def missing_program_records(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
     """Yield a missing verdict for every point, step, case and call without an error record."""
-    every = list(places(opened.record))
-    judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
-    wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
-    wanted += [("forward", p, None) for p in opened.record.outputs]
-    for case in opened.record.cases:
-        for call in range(opened.record.calls):
+    for one in opened.entries:
+        every = list(judged_places(one.record))
+        judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
+        wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
+        wanted += [("forward", p, None) for p in one.record.outputs]
+        for case, call in product(one.record.cases, range(one.record.calls)):
             for kind, p, layer in wanted:
-                if (kind, case, PROGRAM_CALL, call, layer, p.name) not in seen:
+                if (kind, case, one.record.phase, call, layer, p.name) not in seen:
                     yield Verdict(
-                        status="missing", kind=kind, prompt=case, phase=PROGRAM_CALL, step=call, layer=layer,
+                        status="missing", kind=kind, prompt=case, phase=one.record.phase, step=call, layer=layer,
                         point=p.name, text="no error record of it",
                     )  # fmt: skip
 
 
-def disturbed(opened: Opened) -> Iterator[Verdict]:
+def program_disturbances(opened: Opened) -> Iterator[Verdict]:
     """Yield ``unknown`` for every case of a predicted run whose products taps change in precision."""
-    for n in opened.record.neutrality:
-        yield from other_products(n.predicted, (n.case,), PROGRAM_CALL, 0)
+    for one in opened.entries:
+        for n in one.record.neutrality:
+            yield from other_products(n.predicted, (n.case,), one.record.phase, 0)
 
 
-def provenance(opened: Opened) -> BaselineRecord:
+def program_provenance(opened: Opened) -> BaselineRecord:
     """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
     r = opened.record
     inputs = {case: r.hashes.get(file_of(i, 0, "inputs"), "") for i, case in enumerate(r.cases)}
@@ -237,17 +266,18 @@ def provenance(opened: Opened) -> BaselineRecord:
     )  # fmt: skip
 
 
-def known(opened: Opened) -> Known:
-    """Return what a budget of a program's run may name: its points and outputs, and its one phase."""
-    names = (p.name for p in (*opened.record.points, *opened.record.outputs))
-    return Known(frozenset(names), frozenset((PROGRAM_CALL,)))
+def program_budget_names(opened: Opened) -> Known:
+    """Return what a budget of a program's run may name: its points and outputs, and its phases."""
+    every = [one.record for one in opened.entries]
+    return Known(frozenset(p.name for x in every for p in (*x.points, *x.outputs)), frozenset(x.phase for x in every))
 
 
 def layers_of(opened: Opened) -> int:
     """Return the most steps that a point is stacked over; of a run of some layers, up to the last of these."""
     if opened.record.layers is not None:
         return max(opened.record.layers, default=-1) + 1
-    return max((prod(p.stacked) for p in opened.record.points if p.stacked), default=0)
+    every = (p for one in opened.entries for p in one.record.points)
+    return max((prod(p.stacked) for p in every if p.stacked), default=0)
 
 
 def sources(opened: Opened) -> dict[str, str]:
@@ -258,7 +288,7 @@ def sources(opened: Opened) -> dict[str, str]:
     where = opened.record.program.rpartition(":")[0]
     folder = Path(where).parent if where.endswith(".py") else Path()
     found = {}
-    for p in opened.record.points:
+    for p in (p for one in opened.entries for p in one.record.points):
         name, _, line = p.source.rpartition(":")
         if name:
             found[p.name] = f"{folder / name if (folder / name).is_file() else name}:{line}"
@@ -283,14 +313,17 @@ def _on_gpu(run: ProgramRun) -> list[str]:
 
 def notes(opened: Opened) -> list[str]:
     """Return what the run rests on, and what tapping did to the program's outputs."""
-    changed = [n for n in opened.record.neutrality if not n.bitwise]
+    every = [(one.record.phase, n) for one in opened.entries for n in one.record.neutrality]
+    changed = [(phase, n) for phase, n in every if not n.bitwise]
     compared = (opened.folder / "compared.json").is_file()
     told = [*opened.record.warnings, *(marks_of(opened).told if compared else ())]
-    told += [*predictions.notes((PROGRAM_CALL, n.predicted) for n in opened.record.neutrality)]
+    told += [*predictions.prediction_notes((phase, n.predicted) for phase, n in every)]
     told += _on_gpu(opened.record)
+    if compared and len(opened.entries) > 1 and not pairs_of(opened):
+        told.append("no position is seen by two entry points whose tokens are known (Entry(tokens=…) says where)")
     if not changed:
         return [*told, "tapping left the outputs as they are, bit for bit"]
-    worst = ", ".join(f"{n.case} by up to {n.max_diff}" for n in changed[:3])
+    worst = ", ".join(f"{n.case} by up to {n.max_diff}" for _, n in changed[:3])
     return [
         *told,
         f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise",

@@ -3,11 +3,18 @@
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits
-from precaudit.schema.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks, sum_checks
+from precaudit.schema.limits.checks import (
+    SAME,
+    farthest_formula,
+    forward_checks,
+    local_checks,
+    narrow_checks,
+    sum_checks,
+)
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.runs import is_call
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
@@ -69,7 +76,7 @@ def _formula(e: ErrorRecord) -> Verdict:
     """Judge the distance of the program's FP64 shadow from the reference: no rounding is in it."""
     if e.rel_l2 is None:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
-    size, scope, index = farthest(e)
+    size, scope, index = farthest_formula(e)
     if size <= SAME:
         return PASS
     token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
@@ -81,7 +88,7 @@ def _formula(e: ErrorRecord) -> Verdict:
 
 def _lacking(e: ErrorRecord) -> str | None:
     """Return a scope every local record of its point has, and this one lacks."""
-    heads = e.phase != PROGRAM_CALL and e.point in POINTS and POINTS[e.point].heads
+    heads = not is_call(e.phase) and e.point in POINTS and POINTS[e.point].heads
     expected = ("token", "head") if heads else ("token",)
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 
@@ -90,11 +97,14 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     """Judge two views of one position: their top-1 and FP64's agree, or they are near ties in FP64."""
     if not p.finite:
         return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
+    if p.f64_apart is not None:
+        apart = f"FP64 logits of {p.view} are {value(p.f64_apart):.1e} off those of {p.against}"
+        return Verdict.of_pair(p, "fail", text=f"{apart}: they are not one function", value=value(p.f64_apart))
     if p.agree:
         return Verdict.of_pair(p, "pass", text="" if p.match else "each as FP64 is with its own lengths in RoPE")
     if p.near_tie:
         return Verdict.of_pair(p, "pass", text="near tie")
     if p.near_tie is None or p.f64_match is None:
         return Verdict.of_pair(p, "unknown", text="no FP64 reference")
-    tokens = f"{p.against} says {p.prefill_top1}, decode {p.decode_top1}, FP64 {p.f64_top1}"
+    tokens = f"{p.against} says {p.prefill_top1}, {p.view} {p.decode_top1}, FP64 {p.f64_top1}"
     return Verdict.of_pair(p, "fail", text=f"{tokens}; FP64's gap is no near tie", value=value(p.f64_gap))

@@ -51,7 +51,7 @@ class Spilled(Sequence[Verdict]):
         if self._file is not None:
             self._file.bytes.flush()
 
-    def ordered(self) -> Sequence[Verdict]:
+    def in_order(self) -> Sequence[Verdict]:
         """Return them by status, depth in the program, prompt, phase and step; those that are few as a tuple."""
         if self._file is None:
             return tuple(sorted(self._held, key=_key))
@@ -84,7 +84,7 @@ class Spilled(Sequence[Verdict]):
         yield from self._held
         for start in range(0, len(self._ends) - 1, BLOCK):
             ends = self._ends[start : start + BLOCK + 1]
-            held = self._read(ends[0], ends[-1])
+            held = self._read_bytes(ends[0], ends[-1])
             yield from (self._verdict(held[a - ends[0] : b - ends[0]]) for a, b in pairwise(ends))
 
     @overload
@@ -107,9 +107,9 @@ class Spilled(Sequence[Verdict]):
     def _at(self, i: int) -> Verdict:
         if i < len(self._held):
             return self._held[i]
-        return self._verdict(self._read(*self._ends[i - len(self._held) : i - len(self._held) + 2]))
+        return self._verdict(self._read_bytes(*self._ends[i - len(self._held) : i - len(self._held) + 2]))
 
-    def _read(self, start: int, end: int) -> bytes:
+    def _read_bytes(self, start: int, end: int) -> bytes:
         assert self._file is not None
         return os.pread(self._file.bytes.fileno(), end - start, start)  # a buffered read takes CHUNK at each place
 

@@ -9,7 +9,7 @@ import msgspec
 from precaudit.schema.emulations import POLICY, of_policy_alone
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import Place, order_of
-from precaudit.schema.records.base import Number, Record, number
+from precaudit.schema.records.base import Number, Record, json_number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord, Worst
 from precaudit.schema.records.runs import Prediction
@@ -51,7 +51,7 @@ class Verdict(Record, frozen=True):
         }  # fmt: skip
         for key in ("value", "limit"):
             if key in found:
-                found[key] = number(found[key])
+                found[key] = json_number(found[key])
         if status == "pass":
             return cls(status=status, **place, **found)
         own = of_policy_alone(e.explained or {})
@@ -64,9 +64,9 @@ class Verdict(Record, frozen=True):
     def of_pair(cls, p: PrefillDecodeRecord, status: Status, **found: Any) -> "Verdict":
         """Return a verdict on a line of prefill_decode.jsonl."""
         if "value" in found:
-            found["value"] = number(found["value"])
+            found["value"] = json_number(found["value"])
         return cls(
-            status=status, kind=f"{p.against}/decode", prompt=p.prompt, phase="decode", step=p.step, point=LOGITS,
+            status=status, kind=f"{p.against}/{p.view}", prompt=p.prompt, phase=p.view, step=p.step, point=LOGITS,
             metric="top1", scope="token", index=p.position, **found,
         )  # fmt: skip
 

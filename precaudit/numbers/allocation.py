@@ -12,8 +12,8 @@ def keep_freed_memory() -> None:
 
     A layer's temporaries are freed and asked for again thirty times; each time the pages would be fresh.
     """
-    _set(MMAP_THRESHOLD, 1 << 28)
-    _set(TRIM_THRESHOLD, 1 << 29)
+    _mallopt(MMAP_THRESHOLD, 1 << 28)
+    _mallopt(TRIM_THRESHOLD, 1 << 29)
 
 
 @cache
@@ -23,10 +23,10 @@ def share_freed_memory() -> None:
     Called before others begin: a thread that has allocated keeps what it has apart.
     """
     keep_freed_memory()
-    _set(ARENAS, 1)
+    _mallopt(ARENAS, 1)
 
 
-def _set(parameter: int, value: int) -> None:
+def _mallopt(parameter: int, value: int) -> None:
     try:
         ctypes.CDLL(None).mallopt(parameter, value)
     except (AttributeError, OSError, TypeError):  # not glibc

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 SMALL = 1 << 20  # elements that NumPy rounds to bfloat16 in the time it takes to import what compiles loops
 
 
-def wider(a: Any, b: Any) -> np.dtype[Any]:
+def common_dtype(a: Any, b: Any) -> np.dtype[Any]:
     """Return the narrowest of our dtypes that holds the values of both (float16 and bfloat16: float32)."""
     x, y = sorted((np.dtype(a), np.dtype(b)), key=lambda d: FORMATS[d.name].precision)
     return FORMATS["float32"].dtype if x != y and {x.name, y.name} <= {"float16", "bfloat16", *EIGHT_BITS} else y
@@ -27,7 +27,7 @@ def widen(x: Array) -> npt.NDArray[np.float64]:
         return x.astype(np.float64)
 
 
-def single(x: Array) -> npt.NDArray[np.float32]:
+def to_single(x: Array) -> npt.NDArray[np.float32]:
     """Return ``x`` in FP32: exact for every format up to 24 bits."""
     with np.errstate(invalid="ignore"):  # signalling NaNs warn
         return x.astype(np.float32)
@@ -68,7 +68,7 @@ def cutter(name: str) -> Callable[[Array], Array]:
     return cut
 
 
-def rescaled(place: Callable[[Array], Array], factor: float) -> Callable[[Array], Array]:
+def rescale_rounding(place: Callable[[Array], Array], factor: float) -> Callable[[Array], Array]:
     """Return x ↦ place(x · factor) / factor, in one pass where ``place`` is a rounder that has one."""
     if isinstance(place, partial) and place.func is _in_one_pass:
         return partial(_in_one_pass, str(place.args[0]), factor=factor)

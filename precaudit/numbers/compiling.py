@@ -17,7 +17,7 @@ from numba.core.caching import FunctionCache
 from precaudit.caching import cache_folder
 
 
-class Kept(FunctionCache):
+class NumbaCache(FunctionCache):
     """What numba keeps of a function. A disk that takes nothing and a damaged file stop nobody: both are said."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -26,7 +26,7 @@ class Kept(FunctionCache):
             return super().load_overload(sig, target_context)
         except Exception as error:  # a pickle that was damaged raises what it likes
             what = f"a compiled function was damaged and is compiled again: {type(error).__name__}"
-            _said(os.path.dirname(self.cache_path), what)
+            _warn_once(os.path.dirname(self.cache_path), what)
             with suppress(OSError):
                 self.flush()
             return None
@@ -36,10 +36,10 @@ class Kept(FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _said(os.path.dirname(self.cache_path), f"compiled functions are not kept: {error.strerror}")
+            _warn_once(os.path.dirname(self.cache_path), f"compiled functions are not kept: {error.strerror}")
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def nogil_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return the decorator ``numba.njit`` of functions that hold no GIL; ``options`` are numba's.
 
     $NUMBA_CACHE_DIR is where they are kept if it is set.
@@ -50,9 +50,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         where = numba.config.CACHE_DIR = given or str(cache_folder("numba"))
         made = numba.njit(nogil=True, **options)(function)
         try:
-            made._cache = Kept(function)
+            made._cache = NumbaCache(function)
         except RuntimeError:  # numba found no folder that it can write
-            _said(where, "compiled functions are not kept: it cannot be written")
+            _warn_once(where, "compiled functions are not kept: it cannot be written")
         finally:
             numba.config.CACHE_DIR = given
         return made
@@ -61,6 +61,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 @cache
-def _said(folder: str, what: str) -> None:
+def _warn_once(folder: str, what: str) -> None:
     """Warn of a folder, once."""
     warnings.warn(f"{folder}: {what}", RuntimeWarning, stacklevel=1)

@@ -83,7 +83,7 @@ class InRows:
                 return other * scales.astype(np.float64), near
             return rounder(self.stored)((other * scales).astype(np.float64)), near
 
-    def moved(self, by: float) -> "InRows":
+    def on_moved_grid(self, by: float) -> "InRows":
         """Return the same on a grid moved ``by`` of its step: other rounding errors of the same size."""
         return replace(self, shift=by)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 
 # bfloat16 keeps 7 of FP64's 52 stored fraction bits. Its exponent range is FP32's: the smallest normal is 2^-126,
 # the quantum below it 2^-133, and what rounds to 2^128 or more is infinite.
@@ -26,28 +26,28 @@ def _bfloat16(x):  # type: ignore[no-untyped-def]
     return found if size <= np.inf else np.nan
 
 
-@compiled()
+@nogil_njit()
 def bfloat16(x, out):  # type: ignore[no-untyped-def]
     """Fill ``out`` with ``x`` rounded; both FP64, contiguous, of one axis."""
     for i in range(x.size):
         out[i] = _bfloat16(x[i])
 
 
-@compiled()
+@nogil_njit()
 def bfloat16_rescaled(x, out, factor):  # type: ignore[no-untyped-def]
     """Fill ``out`` with ``x`` · factor rounded, over factor."""
     for i in range(x.size):
         out[i] = _bfloat16(x[i] * factor) / factor
 
 
-@compiled()
+@nogil_njit()
 def float32(x, out):  # type: ignore[no-untyped-def]
     """Fill ``out`` with ``x`` rounded."""
     for i in range(x.size):
         out[i] = np.float64(np.float32(x[i]))
 
 
-@compiled()
+@nogil_njit()
 def float32_rescaled(x, out, factor):  # type: ignore[no-untyped-def]
     """Fill ``out`` with ``x`` · factor rounded, over factor."""
     for i in range(x.size):

@@ -48,7 +48,7 @@ def row_factors(positions: Any) -> list[Any]:
     return [odd(positions.astype(np.uint32) + np.uint32(1 << 20), seed) for seed in SEEDS]
 
 
-def factors(heads: int, width: int) -> Array:
+def grid_factors(heads: int, width: int) -> Array:
     """Return odd factors [LANES, heads, width], uint32, of a row that is a grid: of head and place, their product."""
     return multipliers(heads, first=1 << 24)[:, :, None] * multipliers(width)[:, None, :]
 
@@ -63,7 +63,7 @@ def sums_of(rows: Array, positions: Array) -> Array:
     lanes, grid = (1, rows) if rows.ndim == 3 else (LANES, rows.reshape(len(rows), 1, -1))
     own = row_factors(positions)
     found = [
-        (grid * signs(own[lane][:, None, None] * factors(*grid.shape[1:])[lane])).sum(axis=(1, 2))
+        (grid * signs(own[lane][:, None, None] * grid_factors(*grid.shape[1:])[lane])).sum(axis=(1, 2))
         for lane in range(lanes)
     ]
     return np.stack(found, axis=-1)
@@ -82,7 +82,7 @@ def of_rows(rows: Array, positions: Array) -> RowSums:
     return RowSums(positions, sums_of(wide, positions), np.sqrt((wide**2).sum(axis=1)), hashes_of(rows), exact=True)
 
 
-def joined(parts: Sequence[RowSums]) -> RowSums:
+def concatenate_sums(parts: Sequence[RowSums]) -> RowSums:
     """Return rows of several calls as one."""
     positions, sums, sizes, hashes = (
         np.concatenate([getattr(x, name) for x in parts]) for name in ("positions", "sums", "sizes", "hashes")

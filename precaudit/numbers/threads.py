@@ -83,7 +83,7 @@ def row_ranges(n: int, width: int) -> list[tuple[int, int]]:
     return list(pairwise(n * i // WORKERS for i in range(WORKERS + 1)))
 
 
-def widened(*arrays: Array) -> list[Array]:
+def to_float64(*arrays: Array) -> list[Array]:
     """Return arrays in FP64, of each worker a share of every one; those in FP64 as they are."""
     found = [x if x.dtype.itemsize == 8 else np.empty(x.shape) for x in arrays]
     pairs = [(x, out) for x, out in zip(arrays, found, strict=True) if out is not x]

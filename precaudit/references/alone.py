@@ -12,14 +12,14 @@ from precaudit.references.closing import SINGLE, Yardstick
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import json_number, value
 from precaudit.schema.records.errors import ErrorRecord, Worst
 
 SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredArray:
     """A candidate against its reference: the record that is judged, the yardstick, and the reference rounded once.
 
     ``bad``: where one is not finite, in the candidate's shape.
@@ -44,9 +44,9 @@ class Measured:
         return int((nearest > default_limits().local(y.dtype).componentwise.at(nearest.size) * y.allowed).sum())
 
 
-def measured(
+def measure_alone(
     stored: Array, reference: Array, spread: Sequence[Array], name: str, ties: bool = False
-) -> Measured:  # fmt: skip
+) -> MeasuredArray:  # fmt: skip
     """Return an array's local error, as comparing a run would record it.
 
     ``stored``: in its own format; ``reference``: FP64 of its shape; ``spread``: what honest programs make of the same
@@ -62,7 +62,7 @@ def measured(
     rounded = round_to(r)
     emulated = np.where(np.isfinite(rounded), rounded, r)  # what overflows in the format is no noise
     moved = [y.reshape(r.shape) - r for y in spread]
-    noise = Noise.pooled([emulated - r, *(round_to(r + m) - r for m in moved)], d.reference, form.unit_roundoff)
+    noise = Noise.pool([emulated - r, *(round_to(r + m) - r for m in moved)], d.reference, form.unit_roundoff)
     rms = np.sqrt(np.mean([np.where(np.isfinite(m), m, 0.0) ** 2 for m in moved], axis=0)) if moved else 0.0
     allowed = half_ulp(d.reference, form.name) + SPREAD * rms
     sums = np.broadcast_to(SPREAD * rms, r.shape) if ties and form.unit_roundoff > SINGLE else None
@@ -79,17 +79,17 @@ def measured(
     assert most is not None
     at = int(np.ravel_multi_index(most[1], rows.shape))
     if not d.nonfinite and value(most[0]) > default_limits().local(form.name).componentwise.at(rows.size):
-        worst = (number(widen(stored).reshape(-1)[at]), number(reference.reshape(-1)[at]))
+        worst = (json_number(widen(stored).reshape(-1)[at]), json_number(reference.reshape(-1)[at]))
         numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
     unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
     record = ErrorRecord(
         prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
         unexplained=unexplained, slices=found.slices,
-        ratio=number(ratio(norm(d.error), norm(emulated - r))), **numbers,
+        ratio=json_number(ratio(norm(d.error), norm(emulated - r))), **numbers,
     )  # fmt: skip
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(widen(stored) - reference) & (widen(stored) != reference)
-    return Measured(record, yard, honest, shape, bad)
+    return MeasuredArray(record, yard, honest, shape, bad)
 
 
 def _worst(found: Worst, stored: Array, reference: Array, nonfinite: int) -> Worst:
@@ -102,7 +102,7 @@ def _worst(found: Worst, stored: Array, reference: Array, nonfinite: int) -> Wor
         index = found.index
         rows = (-1, *stored.shape[-2:]) if stored.ndim > 2 else (-1, stored.shape[-1] if stored.shape else 1)
         at = int(np.ravel_multi_index(index, stored.reshape(rows).shape))
-    return Worst(index=_index(at, stored.shape), candidate=number(wide[at]), reference=number(flat[at]))
+    return Worst(index=_index(at, stored.shape), candidate=json_number(wide[at]), reference=json_number(flat[at]))
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

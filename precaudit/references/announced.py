@@ -11,24 +11,30 @@ import msgspec
 
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.references.comparison.cache_state import state_errors
-from precaudit.references.mapped import Textbook
-from precaudit.references.textbook.local import NOT_RECORDED, Emulations, local_errors
-from precaudit.references.viewed import Viewed
+from precaudit.references.mapped import MappedTextbook
+from precaudit.references.textbook.local import NOT_RECORDED, LocalEmulations, local_errors
+from precaudit.references.viewed import AS_STORED, Viewed
 from precaudit.schema.graphs.decoder import CACHES, POINTS, support
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.places import Place
 from precaudit.schema.policies import keeps_unrounded, recorded_policy
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
 
 NOT_SHOWN = "the names map does not show what it reads"
 NOT_MADE = "the names map does not show what its inputs are made from, which it may have read unrounded"
 
 
-def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorRecord]:
-    """Yield a record for every pair and call of a case; of several sequences, the one that is farthest off."""
+def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) -> Iterator[ErrorRecord]:
+    """Yield a record for every pair and call of a case; of several sequences, the one that is farthest off.
+
+    ``phase``: of the program's records. Where the run announces no policy, of caches alone: whatever their format is,
+    they hold the rows that were written.
+    """
+    announced = view.run.record.policy["name"] != AS_STORED
     for pair, place in view.places():
+        if pair not in book.pairs or not (announced or POINTS[pair.point].state):
+            continue
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         worst: dict[int, ErrorRecord] = {}
         for e in policy_errors(view, book.model, place):
@@ -39,7 +45,7 @@ def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorR
             if (why := _not_judged(view, place, e)) is not None:
                 e = place.record("policy", e.candidate, e.reference, skipped=why)
             yield msgspec.structs.replace(
-                e, kind="policy", prompt=case, phase=PROGRAM_CALL, step=call, layer=pair.step, point=pair.shown.name,
+                e, kind="policy", prompt=case, phase=phase, step=call, layer=pair.step, point=pair.shown.name,
                 reference=named,
             )  # fmt: skip
 
@@ -49,11 +55,12 @@ def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRec
 
     A cache has to hold the rows that were written, in the policy's format, bit for bit.
     """
-    emulations = Emulations(recorded_policy(view.run.record), ())
+    emulations = LocalEmulations(recorded_policy(view.run.record), ())
     for prompt in view.requested.prompts:
         here = place._replace(prompt=prompt)
         if POINTS[place.point].state:
-            yield from state_errors(view, here)
+            for e in state_errors(view, here):  # what is not finite and was written so is so where it was made
+                yield msgspec.structs.replace(e, nonfinite=0) if e.mismatched == 0 else e
         elif POINTS[place.point].inputs:
             yield from (e for e in local_errors(view, model, True, emulations, here) if e.kind == "local")
 

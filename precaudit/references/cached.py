@@ -7,14 +7,14 @@ import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
-from precaudit.references.mapped import Pair, Textbook, as_cache
+from precaudit.references.mapped import MappedTextbook, Pair, as_cache
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import CACHES, KEYS
 
 MADE = {cache: made for made, cache in CACHES.items()}
 
 
-class Held(NamedTuple):
+class CachePair(NamedTuple):
     """A cache in a call, the program's and the textbook's [B, S, G, K], and positions [B, S], −1 of other slots."""
 
     seen: Array
@@ -22,12 +22,12 @@ class Held(NamedTuple):
     positions: Array
 
 
-def held(
-    book: Textbook, values: Sequence[Mapping[str, Array]], expected: Mapping[tuple[int | None, str], Array],
+def read_caches(
+    book: MappedTextbook, values: Sequence[Mapping[str, Array]], expected: Mapping[tuple[int | None, str], Array],
     sequences: Sequence[Tokens], calls: Sequence[slice],
-) -> dict[Pair, list[Held]]:  # fmt: skip
+) -> dict[Pair, list[CachePair]]:  # fmt: skip
     """Return the caches that the map names, in every call; raises UserError where one has fewer slots than rows."""
-    found: dict[Pair, list[Held]] = {}
+    found: dict[Pair, list[CachePair]] = {}
     for pair in book.pairs:
         if pair.point not in MADE or pair.layer is None:
             continue
@@ -48,5 +48,5 @@ def held(
                         f"{end} positions; a cache that begins again is not held against the textbook"
                     )
                 wanted[b, first:end], at[b, first:end] = mine, np.arange(first, end)
-            found.setdefault(pair, []).append(Held(seen, wanted, at))
+            found.setdefault(pair, []).append(CachePair(seen, wanted, at))
     return found

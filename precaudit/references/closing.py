@@ -8,10 +8,10 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
-from precaudit.schema.metrics.axes import Found, as_scopes, worst_slices
-from precaudit.schema.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
+from precaudit.schema.metrics.axes import WorstSlice, as_scopes, worst_slices
+from precaudit.schema.metrics.residue import Noise, Sums, excesses, farthest, finite, gain_and_mean
 from precaudit.schema.metrics.sizes import norm, own_index, ratio, smallest_normal
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ErrorRecord, Scope, Unexplained
 
 SINGLE = FORMATS["float32"].unit_roundoff
@@ -64,14 +64,14 @@ class Yardstick:
         if nearly all of the error is explained so, or of two rows and most: one program made them all, and a rounding
         that fell the other way is in few. Where it is not, nothing says that the input was read unrounded.
         """
-        error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - made)
+        error, left = self._visible(self.candidate - self.reference), self._visible(self.candidate - made)
         sizes = np.sum(error**2, axis=(1, 2))
         rows = (sizes > 0) & (np.sum(left**2, axis=(1, 2)) <= (1 - UNROUNDED) * sizes)
         most = rows.sum() > max(1, len(rows) / 2)
         if self.fused is None or not (most or norm(left) ** 2 <= (1 - UNROUNDED) * norm(error) ** 2):
             return self
-        shift = np.clip(SOME * self._seen(made - rounded), -self.fused, self.fused)
-        noise = self.noise.doubting(shift, self._seen(self.reference))
+        shift = np.clip(SOME * self._visible(made - rounded), -self.fused, self.fused)
+        noise = self.noise.doubting(shift, self._visible(self.reference))
         return replace(self, allowed=self.fused, noise=noise)
 
     def doubting(self, emulated: Array, doubt: float, without: Array | None = None) -> "Yardstick":
@@ -81,14 +81,14 @@ class Yardstick:
         """
         if not doubt:
             return self
-        unknown = self._seen(doubt * (emulated - (self.reference if without is None else without)))
-        noise = self.noise.doubting(unknown, self._seen(self.reference))
+        unknown = self._visible(doubt * (emulated - (self.reference if without is None else without)))
+        noise = self.noise.doubting(unknown, self._visible(self.reference))
         return replace(self, noise=noise, allowed=self.allowed + np.abs(unknown))
 
     def residue(self, emulated: Array) -> Residue:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
-        error, left = self._seen(self.candidate - self.reference), self._seen(self._left(emulated))
-        reference = self._seen(self.reference)
+        error, left = self._visible(self.candidate - self.reference), self._visible(self._remainder(emulated))
+        reference = self._visible(self.reference)
         share = ratio(norm(left), norm(reference))
         far = farthest(error, left, self.allowed)
         sums = Sums.of(left, self.noise, reference)
@@ -98,14 +98,14 @@ class Yardstick:
             found = worst_slices(mine, power, its, self.noise)
         return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far, found)
 
-    def _left(self, emulated: Array) -> Array:
+    def _remainder(self, emulated: Array) -> Array:
         """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it.
 
         Where an emulation is not finite, candidate − reference: what is finite nonetheless is none of its making.
         """
         return left_of(self.candidate, emulated, self.reference, self.sums, self.dtype)
 
-    def _seen(self, x: Array) -> Array:
+    def _visible(self, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
             clean = finite(x)
         return clean if self.hidden is None else np.where(self.hidden, 0.0, clean)
@@ -137,17 +137,20 @@ def left_of(candidate: Array, emulated: Array, reference: Array, sums: Array | N
         with np.errstate(invalid="ignore"):  # equal infinities of a mask
             difference: Array = candidate - (emulated if known.all() else np.where(known, emulated, reference))
         return difference
-    from precaudit.schema.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
+    from precaudit.schema.metrics._residue_kernel import (  # numba takes a third of a second to import
+        as_kernel_input,
+        left_over,
+    )
 
     out = np.empty(np.broadcast_shapes(candidate.shape, emulated.shape))
-    flat = (plain(np.broadcast_to(x, out.shape)).reshape(-1) for x in (candidate, emulated, reference, sums))
+    flat = (as_kernel_input(np.broadcast_to(x, out.shape)).reshape(-1) for x in (candidate, emulated, reference, sums))
     left_over(*flat, smallest_normal(dtype), FORMATS[dtype].unit_roundoff, out.reshape(-1))
     return out
 
 
 def residue_of(
     sums: Sums, noise: Noise, positions: Array, axes: str, dtype: str, share: float,
-    far: tuple[float, tuple[int, ...]], slices_of: dict[str, Found] | None = None,
+    far: tuple[float, tuple[int, ...]], slices_of: dict[str, WorstSlice] | None = None,
 ) -> Residue:  # fmt: skip
     """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``.
 
@@ -156,13 +159,13 @@ def residue_of(
     whole, worst, slices = excesses(sums, noise, positions, axes)
     if slices_of is not None:
         worst, slices = as_scopes(slices_of)
-    tensor, by_head = signed(sums, noise, axes[-1] == "K" or axes == "HTS")
+    tensor, by_head = gain_and_mean(sums, noise, axes[-1] == "K" or axes == "HTS")
     scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
     if by_head:
         scopes["head"] |= by_head
     found = Unexplained(
-        rel_l2=number(share), u=number(share / FORMATS[dtype].unit_roundoff), excess=number(whole),
-        gain=tensor["gain"], mean=tensor["mean"], componentwise=(number(far[0]), own_index(far[1], axes)),
+        rel_l2=json_number(share), u=json_number(share / FORMATS[dtype].unit_roundoff), excess=json_number(whole),
+        gain=tensor["gain"], mean=tensor["mean"], componentwise=(json_number(far[0]), own_index(far[1], axes)),
     )  # fmt: skip
     return Residue(found, scopes, slices)
 

@@ -7,17 +7,16 @@ import numpy as np
 
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array
-from precaudit.recording.runs.programs import Opened, ProgramPoint, not_taken, places
-from precaudit.references.cached import MADE, Held, held
-from precaudit.references.mapped import Pair, Textbook, as_cache, as_keyed, as_textbook, starts, whole_sequences
+from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places, not_taken
+from precaudit.references.cached import MADE, CachePair, read_caches
+from precaudit.references.mapped import MappedTextbook, Pair, as_cache, as_keyed, as_textbook, starts, whole_sequences
 from precaudit.references.padding import as_rows, padding
-from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
+from precaudit.references.sequences import Beginning, Tokens, caches_of, find_beginnings
 from precaudit.schema.graphs.decoder import POINTS, row_shapes
 from precaudit.schema.limits.checks import SAME
-from precaudit.schema.places import spans
-from precaudit.schema.records.base import number
+from precaudit.schema.places import Place, spans
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
 
 ROUNDED = 0.05  # relative distance of queries as a format of 16 bits has them; of the next position's about 0.3
 Values = Mapping[str, Array]
@@ -28,15 +27,16 @@ class Shown(NamedTuple):
     """A case as program and textbook make it in FP64, [B, T, …] of all calls, and each call's rows.
 
     ``seen`` by pair; ``expected`` by (layer, point), of what those operations read, too; ``sequences``: which of these
-    rows are whose; ``caches``: those that the map names, in every call; ``slots``: how many a cache among the inputs
-    has, where that was asked.
+    rows are whose; ``caches``: those that the map names, in every call; ``keyed``: the program's scores and
+    probabilities [B, H, T, S], in every call; ``slots``: how many a cache among the inputs has, where that was asked.
     """
 
     seen: dict[Pair, Array]
     expected: dict[tuple[int | None, str], Array]
     calls: list[slice]
     sequences: tuple[Tokens, ...]
-    caches: dict[Pair, list[Held]]
+    caches: dict[Pair, list[CachePair]]
+    keyed: dict[Pair, list[Array]]
     slots: int | None = None
 
     @property
@@ -48,16 +48,17 @@ class Shown(NamedTuple):
         return found
 
 
-def shown(opened: Opened, book: Textbook, case: str, exact: Sequence[Values]) -> Shown:
+def read_shown(opened: Opened, book: MappedTextbook, case: str, exact: Sequence[Values]) -> Shown:
     """Return a case's FP64 values of every call beside the textbook's; raises UserError where they do not fit."""
     ids, calls = _ids(opened, book, case, len(exact))
-    seen = _joined(book, exact, calls, len(ids))
+    seen = _concatenate_calls(book, exact, calls, len(ids))
     sequences = _sequences(opened, book, case, (ids, calls), seen, SAME)
     expected = book.values(sequences, ids.shape[1])
-    return Shown(seen, expected, calls, sequences, held(book, exact, expected, sequences, calls))
+    caches = read_caches(book, exact, expected, sequences, calls)
+    return Shown(seen, expected, calls, sequences, caches, _keyed(book, exact, calls, len(ids)))
 
 
-def with_slots(opened: Opened, book: Textbook, case: str, made: Shown) -> Shown:
+def with_slots(opened: Opened, book: MappedTextbook, case: str, made: Shown) -> Shown:
     """Return the same with the number of slots of a case's caches; as it is where no cache is found."""
     inputs = [opened.tensors(case, call, "inputs") for call in range(min(2, opened.record.calls))]
     first = {(pair.layer, pair.point): x for pair, x in made.seen.items()}
@@ -87,7 +88,7 @@ def rests_on(made: Shown) -> Rests:
     return Rests(int((made.positions < 0).sum()), starts, known, beyond)
 
 
-def sentences(every: Sequence[Rests]) -> tuple[str, ...]:
+def formula_notes(every: Sequence[Rests]) -> tuple[str, ...]:
     """Return what formula records of cases rest on in words: rows that are not judged, and where sequences start."""
     told, n = [], sum(x.padding for x in every)
     if n:
@@ -129,40 +130,39 @@ class Stored(NamedTuple):
         return sorted((*self.seen, *self.keyed, *self.caches), key=lambda p: order.index(p.point))
 
 
-def stored_sequences(opened: Opened, book: Textbook, case: str) -> Stored:
+def stored_sequences(opened: Opened, book: MappedTextbook, case: str) -> Stored:
     """Return a case's recorded values as the textbook has them; raises UserError where they do not fit."""
     ids, calls = _ids(opened, book, case, opened.record.calls)
     stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
     if opened.record.outputs:
         stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
-    seen = _joined(book, stored, calls, len(ids))
+    seen = _concatenate_calls(book, stored, calls, len(ids))
     sequences = _sequences(opened, book, case, (ids, calls), seen, ROUNDED)
-    rows, heads = row_shapes(book.config), book.config.heads
+    rows = row_shapes(book.config)
     caches = {
         pair: [as_cache(pair, x[pair.shown.name], len(ids), rows[MADE[pair.point]], book.where) for x in stored]
         for pair in book.pairs if POINTS[pair.point].state
     }  # fmt: skip
-    keyed = {
-        pair: [
-            as_keyed(pair, x[pair.shown.name], (len(ids), heads, at.stop - at.start), book.where)
-            for x, at in zip(stored, calls, strict=True)
-        ]
-        for pair in book.pairs if POINTS[pair.point].keyed
-    }  # fmt: skip
+    keyed = _keyed(book, stored, calls, len(ids))
     return Stored(seen, keyed, caches, calls, sequences)
 
 
-def _ids(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
+def _ids(opened: Opened, book: MappedTextbook, case: str, calls: int) -> tuple[Array, list[slice]]:
     """Return the token ids [B, T] of a case's first calls, and each call's rows."""
     given = [opened.tensors(case, call, "inputs") for call in range(calls)]
-    found, rows = whole_sequences(given, book.names.tokens, book.where)
+    found, rows = whole_sequences(given, book.tokens, book.where)
     if found.size and not 0 <= found.min() <= found.max() < book.config.vocab:
-        raise UserError(f"{book.where}: tokens = {book.names.tokens}: that input holds numbers outside the vocabulary")
+        raise UserError(f"{book.where}: tokens = {book.tokens}: that input holds numbers outside the vocabulary")
     return found, rows
 
 
 def _sequences(
-    opened: Opened, book: Textbook, case: str, given: tuple[Array, list[slice]], seen: Mapping[Pair, Array], near: float
+    opened: Opened,
+    book: MappedTextbook,
+    case: str,
+    given: tuple[Array, list[slice]],
+    seen: Mapping[Pair, Array],
+    near: float,
 ) -> tuple[Tokens, ...]:
     """Return which rows of a case's calls are whose; ``near``: how far a query may be from the textbook's."""
     ids, calls = given
@@ -173,12 +173,12 @@ def _sequences(
     real = _real(opened, book, case, given, first, near)
     told = starts(inputs[0], book.names, len(ids), book.where)
     lead = real[:, calls[0]].argmax(axis=1)
-    before = begun(Beginning(book.model, first, calls[0], inputs, lead), told, near)
+    before = find_beginnings(Beginning(book.model, first, calls[0], inputs, lead), told, near)
     return tuple(Tokens(x[r], np.flatnonzero(r), *how) for x, r, how in zip(ids, real, before, strict=True))
 
 
 def _real(
-    opened: Opened, book: Textbook, case: str, given: tuple[Array, list[slice]],
+    opened: Opened, book: MappedTextbook, case: str, given: tuple[Array, list[slice]],
     seen: Mapping[tuple[int | None, str], Array], near: float,
 ) -> Array:  # fmt: skip
     """Return which rows [B, T] of all calls are a sequence's and not padding: as the map says, or as is found."""
@@ -186,7 +186,7 @@ def _real(
     real, leaf = np.ones(ids.shape, bool), book.names.lengths
     if leaf is None:
         first = opened.tensors(case, 0, "inputs")
-        leaf = padding(book.model, seen, calls[0], first, book.names.tokens, near)
+        leaf = padding(book.model, seen, calls[0], first, book.tokens, near)
     for call, rows in enumerate(calls if leaf is not None else ()):
         x = opened.tensors(case, call, "inputs").get(str(leaf))
         said = None if x is None else as_rows(x, len(ids), rows.stop - rows.start)
@@ -200,7 +200,9 @@ def _real(
     return real
 
 
-def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch: int) -> dict[Pair, Array]:
+def _concatenate_calls(
+    book: MappedTextbook, values: Sequence[Values], calls: list[slice], batch: int
+) -> dict[Pair, Array]:
     """Return every pair's values of all calls, one after another."""
     found, row = {}, row_shapes(book.config)
     for pair in (p for p in book.pairs if POINTS[p.point].by_row):
@@ -212,7 +214,21 @@ def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch:
     return found
 
 
-def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> Iterator[ErrorRecord]:
+def _keyed(
+    book: MappedTextbook, values: Sequence[Values], calls: Sequence[slice], batch: int
+) -> dict[Pair, list[Array]]:
+    """Return every call's scores and probabilities [B, H, T, S] that the map shows."""
+    heads = book.config.heads
+    return {
+        pair: [
+            as_keyed(pair, x[pair.shown.name], (batch, heads, at.stop - at.start), book.where)
+            for x, at in zip(values, calls, strict=True)
+        ]
+        for pair in book.pairs if POINTS[pair.point].over_keys
+    }  # fmt: skip
+
+
+def textbook_errors(opened: Opened, book: MappedTextbook, case: str, made: Shown) -> Iterator[ErrorRecord]:
     """Yield a formula record for every pair and call; ``rel_l2``: ‖shadow − textbook‖ / ‖textbook‖."""
     at = made.positions
     for pair, seen in made.seen.items():
@@ -220,14 +236,14 @@ def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> I
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         for call, rows in enumerate(made.calls):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
-            found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows], at[:, rows])
-            yield _record(case, call, pair.shown, pair.step, named, found)
+            found = {"skipped": why} if why else formula_numbers(seen[:, rows], expected[:, rows], at[:, rows])
+            yield _record(opened, case, call, pair.shown, pair.step, named, found)
     for pair, its in made.caches.items():
         for call, cache in enumerate(its):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
-            found = {"skipped": why} if why else distance(*cache)
+            found = {"skipped": why} if why else formula_numbers(*cache)
             named = f"{book.config.family}:{pair.layer}.{pair.point}"
-            yield _record(case, call, pair.shown, pair.step, named, found)
+            yield _record(opened, case, call, pair.shown, pair.step, named, found)
 
 
 def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
@@ -238,21 +254,21 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
     for name in expected:
         if name not in every:
             raise UserError(f"the reference names {name!r}, which is no point of the program{nearest(name, every)}")
-    for p, layer in [*places(opened.record), *((p, None) for p in opened.record.outputs)]:
+    for p, layer in [*judged_places(opened.record), *((p, None) for p in opened.record.outputs)]:
         if p.name not in expected:
             continue
         wanted, seen = np.asarray(expected[p.name], np.float64), exact[p.name]
         if wanted.shape != seen.shape:
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
         if (why := not_taken(opened.record, p, layer, opened.tensors(case, call, "taps"))) is not None:
-            yield _record(case, call, p, layer, "reference", {"skipped": why})
+            yield _record(opened, case, call, p, layer, "reference", {"skipped": why})
             continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]
         rows = [x.reshape(1, -1, p.shape[-1] if p.shape else 1) for x in cut]
-        yield _record(case, call, p, layer, "reference", distance(*rows))
+        yield _record(opened, case, call, p, layer, "reference", formula_numbers(*rows))
 
 
-def distance(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:
+def formula_numbers(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:
     """Return a formula record's numbers of values [B, T, …], of all rows but padding.
 
     ``positions`` [B, T]: of rows in their sequences, −1 of padding (None: as they are counted). ``row``: of the batch.
@@ -270,20 +286,18 @@ def distance(seen: Array, expected: Array, positions: Array | None = None) -> di
         whole, base = float(np.linalg.norm(off)), float(np.linalg.norm(size))
         each = np.where(off == 0, 0.0, off / np.where(size == 0, 1.0, size))
     worst = int(np.argmax(np.where(np.isnan(each), np.inf, each)))
-    scopes = {"token": {"rel_l2": (number(each[worst]), int(at[worst]))}}
+    scopes = {"token": {"rel_l2": (json_number(each[worst]), int(at[worst]))}}
     if len(real) > 1:
-        scopes["row"] = {"rel_l2": (number(each[worst]), int(batch[worst]))}
+        scopes["row"] = {"rel_l2": (json_number(each[worst]), int(batch[worst]))}
     return {
         "dtype": "float64", "n": error.size, "nonfinite": int((~np.isfinite(error)).sum()), "excluded": excluded,
-        "max_diff": number(float(np.abs(error).max())), "rel_l2": number(whole / base if base else whole),
+        "max_diff": json_number(float(np.abs(error).max())), "rel_l2": json_number(whole / base if base else whole),
         "scopes": scopes,
     }  # fmt: skip
 
 
 def _record(
-    case: str, call: int, p: ProgramPoint, layer: int | None, reference: str, numbers: dict[str, Any]
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, reference: str, numbers: dict[str, Any]
 ) -> ErrorRecord:
-    return ErrorRecord(
-        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind="formula", candidate="shadow",
-        reference=reference, **numbers,
-    )  # fmt: skip
+    here = Place(case, opened.record.phase, call, layer, p.name)
+    return here.record("formula", "shadow", reference, **numbers)

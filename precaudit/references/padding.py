@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from precaudit.models.numpy_decoder.model import Model, attention
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.graphs.decoder import KEYS, MIX, POINTS, QUERY, VALUES
@@ -47,12 +47,12 @@ def padding(
         ends = real.sum(axis=1)
         if best is not None and real.sum() >= best[0]:
             continue
-        if all(_masked(model, shown, rows, b, ends, near) for b in range(batch)):
+        if all(_reads_no_padding(model, shown, rows, b, ends, near) for b in range(batch)):
             best = int(real.sum()), int(name)
     return None if best is None else best[1]
 
 
-def _masked(model: Model, shown: Shown, rows: slice, b: int, ends: Array, near: float) -> bool:
+def _reads_no_padding(model: Model, shown: Shown, rows: slice, b: int, ends: Array, near: float) -> bool:
     """Whether the rows from ``ends[b]`` on read none of their own keys: as many as a sequence is long, or nothing."""
     last = int(ends[b])
     if last == rows.stop - rows.start:
@@ -65,7 +65,7 @@ def _masked(model: Model, shown: Shown, rows: slice, b: int, ends: Array, near: 
         return True
     at = np.arange(len(q))
     k, v = (model.apply(name, model.context(0, at, FP64), [read]) for name in (KEYS, VALUES))
-    rule, size = Rule.of(model.config, 0), np.linalg.norm(seen[last:])
+    rule, size = AttentionRule.of(model.config, 0), np.linalg.norm(seen[last:])
     made = (
         attention(q[last:], k[:m], v[:m], at[last:], rule, FP64) for m in sorted({int(e) for e in ends if e <= last})
     )

@@ -15,7 +15,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array, widen
-from precaudit.references.slots import NEAR, Cache, Written, caches
+from precaudit.references.slots import NEAR, CacheState, Written, caches
 from precaudit.schema.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
 
 FAR = 1 << 17  # positions that are tried where no cache bounds them
@@ -68,7 +68,7 @@ class Beginning(NamedTuple):
         return len(self.lead)
 
 
-def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[Before]:
+def find_beginnings(p: Beginning, told: Sequence[int] | None, near: float) -> list[Before]:
     """Return what came before each sequence.
 
     ``told``: positions of their first rows; ``near``: the relative distance of a query from the textbook's at its own
@@ -77,7 +77,7 @@ def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[Before]
     new = [Before()] * p.batch
     if told is not None and not any(told):
         return new
-    turned = [_turned(p, b, near) for b in range(p.batch)]
+    turned = [_first_position(p, b, near) for b in range(p.batch)]
     given = any(x.dtype.kind not in "iub" and widen(x).any() for x in p.inputs[0].values())
     if told is None and (all(t == 0 for t in turned) or not given):
         return new
@@ -86,7 +86,7 @@ def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[Before]
 
 
 def _earlier(
-    p: Beginning, held: Mapping[str, Mapping[tuple[int, int], Cache]], b: int, told: int | None, turned: int | None
+    p: Beginning, held: Mapping[str, Mapping[tuple[int, int], CacheState]], b: int, told: int | None, turned: int | None
 ) -> Before:
     """Return what came before a sequence; ``turned``: where its first query is, None where that is not seen."""
     layers = range(p.model.config.layers)
@@ -110,7 +110,7 @@ def _earlier(
     return Before(Earlier(start, kept) if start else FIRST, gap, beyond or None)
 
 
-def _as_read(p: Beginning, cache: Cache, b: int, at: Sequence[int | None]) -> bool:
+def _as_read(p: Beginning, cache: CacheState, b: int, at: Sequence[int | None]) -> bool:
     """Whether a cache of keys holds them as RoPE turned them: at one of these positions, or where they were written."""
     last = p.rows.stop - 1
     read = widen(p.shown[0, POINTS[KEYS].inputs[0]][b, last : last + 1])
@@ -120,7 +120,7 @@ def _as_read(p: Beginning, cache: Cache, b: int, at: Sequence[int | None]) -> bo
     return bool(off.min() <= NEAR * np.linalg.norm(cache.written))
 
 
-def _turned(p: Beginning, b: int, near: float) -> int | None:
+def _first_position(p: Beginning, b: int, near: float) -> int | None:
     """Return the position by which RoPE turns a sequence's first query; None where no position's is the program's."""
     point = next((name for name in (QUERY, KEYS) if (0, name) in p.shown), None)
     if point is None or (0, POINTS[point].inputs[0]) not in p.shown:
@@ -155,7 +155,7 @@ def _says(p: Beginning, b: int, start: int) -> bool:
     return held >= least / 2 and any(int(x[b].reshape(-1)[0]) == start for x in rows)
 
 
-def caches_of(p: Beginning) -> dict[str, dict[tuple[int, int], Cache]]:
+def caches_of(p: Beginning) -> dict[str, dict[tuple[int, int], CacheState]]:
     """Return the caches of keys and values among the inputs, by (layer, sequence); none unless both are found."""
     if len(p.inputs) < 2:
         return {}

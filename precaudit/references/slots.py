@@ -26,7 +26,7 @@ class Written(NamedTuple):
     row: Array
 
 
-class Cache(NamedTuple):
+class CacheState(NamedTuple):
     """A layer's keys or values [S, G, K] of a sequence before the first call, as they are read, and the slot written.
 
     ``filled`` [S]: which slots hold anything.
@@ -41,12 +41,12 @@ class Cache(NamedTuple):
 def caches(
     first: Mapping[str, Array], second: Mapping[str, Array], rows: Sequence[Written], c: DecoderConfig, batch: int,
     turned: bool,
-) -> dict[tuple[int, int], Cache]:  # fmt: skip
+) -> dict[tuple[int, int], CacheState]:  # fmt: skip
     """Return {(layer, sequence): cache} of rows that the first call made, out of both calls' input leaves.
 
     ``turned``: rows are keys. Empty unless every row is found.
     """
-    found: dict[tuple[int, int], Cache] = {}
+    found: dict[tuple[int, int], CacheState] = {}
     floats = [n for n, x in first.items() if x.dtype.kind not in "iub" and n in second and x.shape == second[n].shape]
     for name in floats:
         before, after = widen(first[name]), widen(second[name])
@@ -66,7 +66,7 @@ def caches(
     return found if len(found) == len(rows) else {}
 
 
-def _layer(made: Mapping[tuple[int, int], Cache | None]) -> int | None:
+def _layer(made: Mapping[tuple[int, int], CacheState | None]) -> int | None:
     return next((layer for (layer, _), x in made.items() if x is not None), None)
 
 
@@ -98,7 +98,7 @@ def arrangements(
                     yield order, found
 
 
-def _cache(w: Written, before: Array, after: Array, c: DecoderConfig, turned: bool) -> Cache | None:
+def _cache(w: Written, before: Array, after: Array, c: DecoderConfig, turned: bool) -> CacheState | None:
     """Return a layer's and sequence's part of a cache [L, B, S, G, K]; None where the row was not written there."""
     a, b = (x[w.layer if len(x) > 1 else 0, w.batch] for x in (before, after))
     changed = np.flatnonzero((a != b).any(axis=(1, 2)))
@@ -116,11 +116,11 @@ def _cache(w: Written, before: Array, after: Array, c: DecoderConfig, turned: bo
     scale = 2.0 ** np.round(np.log2(best[2]))
     if abs(best[2] / scale - 1) > OWN_SCALE:
         return None
-    return Cache(a / scale, (a != 0).any(axis=(1, 2)), best[1], b[best[1]] / scale)
+    return CacheState(a / scale, (a != 0).any(axis=(1, 2)), best[1], b[best[1]] / scale)
 
 
 def lengths_of_pairs(x: Array, c: DecoderConfig) -> Array:
     """Return a key row [G, K] with each pair that RoPE turns as its length: the same at every position."""
-    half = c.turned // 2
+    half = c.rotary_size // 2
     pairs = np.hypot(x[..., :half], x[..., half : 2 * half])
     return np.concatenate([pairs, x[..., 2 * half :]], axis=-1)

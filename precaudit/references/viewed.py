@@ -18,13 +18,14 @@ from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.formula import Stored, stored_sequences
-from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, announced_policy, load_policy
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
 
+AS_STORED = "as stored"
 NO_STATS = Stats(min=0.0, max=0.0, mean=0.0, rms=0.0, nan=0, inf=0)
 
 
@@ -44,7 +45,8 @@ class ViewedRun(Run):
 class Viewed(Recorded):
     """A case of a program's run by the places of its textbook.
 
-    ``pairs``: whose value is at a layer and point; ``edges``: the position of the first row of each call, by prompt,
+    ``pairs``: whose value is at a layer and point: of keys or values that the map does not show, the cache in which a
+    call wrote them; ``edges``: the position of the first row of each call, by prompt,
     and the one after the last; ``kept``: keys and values of rows before the first, by prompt, layer and point.
     """
 
@@ -88,7 +90,7 @@ class Viewed(Recorded):
                 yield pair, Place(self.requested.prompts[0], phase, self.steps(phase)[0], layer, point)
 
 
-def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
+def view_case(opened: Opened, book: MappedTextbook, case: str) -> Viewed:
     """Return a case of a program's run as its textbook sees it.
 
     Its policy is what the program announces, or else what its stored formats say, with float32 inside. Calls that are
@@ -127,6 +129,11 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
     for pair in stored.pairs:
         for place, values, positions in _cut(stored, found, pair):
             _hold(found, run, place, values, positions)
+    for (layer, point), pair in list(pairs.items()):
+        if POINTS[point].state and (layer, made := POINTS[point].inputs[0]) not in pairs:
+            pairs[layer, made] = pair._replace(point=made)
+            for place, values, positions in _written(stored, found, pair, made):
+                _hold(found, run, place, values, positions)
     return found
 
 
@@ -140,7 +147,7 @@ def stored_policy(stored: Stored) -> Policy:
     changed = {key: common for key, name in asdict(base).items() if name == "bfloat16"}
     changed |= {POINTS[point].format: name for point, name in formats.items()}
     changed |= {POINTS[p.point].format: x.dtype.name for p, (x, *_) in stored.caches.items()}
-    return replace(base, **{k: v for k, v in changed.items() if k != "name"}, name="as stored")
+    return replace(base, **{k: v for k, v in changed.items() if k != "name"}, name=AS_STORED)
 
 
 def _rows_of_calls(stored: Stored) -> tuple[set[int], set[int]]:
@@ -178,7 +185,7 @@ def _cut(stored: Stored, found: Viewed, pair: Pair) -> Iterator[tuple[Place, Arr
                 if phase == "decode":
                     yield place, stored.caches[pair][call][b, :keys], np.arange(keys)
                 continue
-            if row.keyed:
+            if row.over_keys:
                 at = s.rows[first : first + n] - stored.calls[call].start
                 yield place, stored.keyed[pair][call][b][:, at, :keys], positions
                 continue
@@ -187,6 +194,22 @@ def _cut(stored: Stored, found: Viewed, pair: Pair) -> Iterator[tuple[Place, Arr
                 before = found.kept[name, pair.layer, pair.point].astype(values.dtype)
                 values, positions = np.concatenate([before, values]), np.arange(keys)
             yield place, values, positions
+
+
+def _written(stored: Stored, found: Viewed, pair: Pair, point: str) -> Iterator[tuple[Place, Array, Array]]:
+    """Yield (place, values, positions) of the rows that every call wrote into a cache."""
+    for b, (name, s) in enumerate(zip(found.requested.prompts, stored.sequences, strict=True)):
+        for call in range(len(stored.calls)):
+            first, n = _of_call(s, stored.calls, call)
+            phase = "prefill" if call == 0 and "prefill" in found.requested.phases else "decode"
+            start = (
+                0
+                if phase == "prefill" and pair.layer is not None and (name, pair.layer, point) in found.kept
+                else (s.earlier.start + first)
+            )
+            if n:
+                at = np.arange(start, s.earlier.start + first + n)
+                yield Place(name, phase, call, pair.layer, point), stored.caches[pair][call][b, at], at
 
 
 def _hold(found: Viewed, run: ViewedRun, place: Place, values: Array, positions: Array) -> None:
@@ -200,7 +223,7 @@ def _hold(found: Viewed, run: ViewedRun, place: Place, values: Array, positions:
     )  # fmt: skip
 
 
-def _record(opened: Opened, book: Textbook, policy: Policy, asked: Requested) -> RunRecord:
+def _record(opened: Opened, book: MappedTextbook, policy: Policy, asked: Requested) -> RunRecord:
     of = opened.record
     config: dict[str, Any] = msgspec.to_builtins(book.config)
     model = ModelRecord(id=of.program, reference=of.program, sha256=of.weights, config=config)

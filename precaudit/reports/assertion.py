@@ -5,10 +5,10 @@ from math import isfinite
 
 import numpy as np
 
-from precaudit.diagnosis.evidence.alone import Alone, Slices, holding
+from precaudit.diagnosis.evidence.alone import Alone, FewSlices, main_slices
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
-from precaudit.reports.escaping import terminal
+from precaudit.reports.escaping import terminal_line
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -17,7 +17,7 @@ MANY = 10  # times the reference, from which on that is no percentage
 LEADING = "axis"  # what an axis is called whose meaning nobody said
 
 
-def message(
+def assertion_message(
     verdict: Verdict, record: ErrorRecord, alone: Alone, expected: float, off: int, axes: Sequence[str]
 ) -> str:  # fmt: skip
     """Return why an array is not its reference up to rounding.
@@ -35,12 +35,12 @@ def message(
         _worst(record),
         _where(where, alone, axes),
         _scale(where, alone, axes),
-        _explained(alone),
+        _explanation(alone),
     ]
-    return "\n".join(terminal(line) for line in lines)
+    return "\n".join(terminal_line(line) for line in lines)
 
 
-def named(x: Slices, axes: Sequence[str], shape: Sequence[int]) -> str:
+def slices_text(x: FewSlices, axes: Sequence[str], shape: Sequence[int]) -> str:
     """Return slices in words: ``head 3 (axis 1, of 8)``, ``tokens 17, 18 (axis 0, of 256)``."""
     name = axes[x.axis]
     plural = "s" if len(x.indices) > 1 and name != LEADING else ""
@@ -51,8 +51,8 @@ def named(x: Slices, axes: Sequence[str], shape: Sequence[int]) -> str:
 def nonfinite(e: ErrorRecord, bad: Array, axes: Sequence[str]) -> str:
     """Return that elements are NaN or infinite, the first of them, and which slices hold them: ``bad``."""
     text = f"nonfinite: {e.point} [local] {e.nonfinite:,} elements are NaN or infinite; {_worst(e)}"
-    found = [named(x, axes, bad.shape) for x in holding(bad.astype(np.float64), np.ones(bad.shape))]
-    return "\n".join(terminal(line) for line in (text, *([f"where: {', '.join(found)}"] if found else [])))
+    found = [slices_text(x, axes, bad.shape) for x in main_slices(bad.astype(np.float64), np.ones(bad.shape))]
+    return "\n".join(terminal_line(line) for line in (text, *([f"where: {', '.join(found)}"] if found else [])))
 
 
 def _elements(off: int, n: int) -> str:
@@ -72,25 +72,25 @@ def _worst(e: ErrorRecord) -> str:
     return f"worst element {list(w.index)}: {c:.3g}, reference {r:.3g} ({apart})"
 
 
-def _where(found: Sequence[Slices], alone: Alone, axes: Sequence[str]) -> str:
+def _where(found: Sequence[FewSlices], alone: Alone, axes: Sequence[str]) -> str:
     if not found:
         return "where: spread over every axis"
     shape = alone.candidate.shape
-    return "where: " + "; ".join(f"{100 * x.share:.3g} % of it in {named(x, axes, shape)}" for x in found[:3])
+    return "where: " + "; ".join(f"{100 * x.share:.3g} % of it in {slices_text(x, axes, shape)}" for x in found[:3])
 
 
-def _scale(found: Sequence[Slices], alone: Alone, axes: Sequence[str]) -> str:
+def _scale(found: Sequence[FewSlices], alone: Alone, axes: Sequence[str]) -> str:
     whole = f"{100 * alone.gain():+.3g} % over all"
     if not found:
         return f"scale: {whole}"
     return f"scale: {100 * alone.gain(found[0]):+.3g} % in {_brief(found[0], axes)}, {whole}"
 
 
-def _brief(x: Slices, axes: Sequence[str]) -> str:
-    return named(x, axes, [0] * len(axes)).partition(" (")[0]
+def _brief(x: FewSlices, axes: Sequence[str]) -> str:
+    return slices_text(x, axes, [0] * len(axes)).partition(" (")[0]
 
 
-def _explained(alone: Alone) -> str:
+def _explanation(alone: Alone) -> str:
     made = alone.explain()
     if made is None:
         return "explained by: none that was tried (other formats, cut digits, narrow sums, a scale)"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from precaudit.progress import Progress
-from precaudit.reports.escaping import terminal
+from precaudit.reports.escaping import terminal_line
 
 
 @contextmanager
@@ -20,6 +20,6 @@ def bar() -> Iterator[Progress]:
         task = shown.add_task("", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
-            shown.update(task, completed=done, total=total, description=escape(terminal(what)))
+            shown.update(task, completed=done, total=total, description=escape(terminal_line(what)))
 
-        yield Progress(lambda line: shown.print(escape(terminal(line))), advance)
+        yield Progress(lambda line: shown.print(escape(terminal_line(line))), advance)

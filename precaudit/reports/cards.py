@@ -1,13 +1,23 @@
 """What a session shows of runs, errors, verdicts and findings: a few lines, or a small table in a notebook."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from precaudit.diagnosis.sameness.records import SameFormula
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Verdict, counts
-from precaudit.reports.escaping import terminal
+from precaudit.recording.dumps.runs import Imported
+from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.reader import Run
+from precaudit.recording.runs.written import Comparison
+from precaudit.reports.escaping import terminal_line
+from precaudit.reports.judgement import verdict_message
+from precaudit.reports.sameness import parting_text, worst_case
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records.base import value
@@ -19,12 +29,7 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.evidence.records import Finding
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.judging.judgement import Judgement
-    from precaudit.recording.dumps.runs import Imported
-    from precaudit.recording.programs.program import Program
-    from precaudit.recording.runs.programs import Opened, ProgramErrors
-    from precaudit.recording.runs.reader import Run
-    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.programs.repeat import ProgramRepeat
     from precaudit.recording.tracing.repeat import Repeat
     from precaudit.recording.tracing.subject import Subject
     from precaudit.references.comparison.between import Between
@@ -41,16 +46,16 @@ class Card(NamedTuple):
     rows: tuple[str, ...] = ()
 
 
-def text(x: Any) -> str:
+def card_text(x: Any) -> str:
     """Return a value as ten lines of text at most."""
-    card = _card(x)
+    card = card_of(x)
     lines = [card.title, *(f"  {name}: {told}" for name, told in card.facts), *(f"  - {row}" for row in card.rows)]
-    return "\n".join(_short(terminal(line)) for line in lines)
+    return "\n".join(_short(terminal_line(line)) for line in lines)
 
 
-def html(x: Any) -> str:
+def card_table(x: Any) -> str:
     """Return a value as a small HTML table."""
-    card = _card(x)
+    card = card_of(x)
     head = f'<tr><th colspan="2" style="{STYLE}">{_cell(card.title)}</th></tr>'
     facts = [
         f'<tr><td style="{STYLE}">{_cell(name)}</td><td style="{STYLE}">{_cell(told)}</td></tr>'
@@ -60,21 +65,25 @@ def html(x: Any) -> str:
     return f"<table>{''.join((head, *facts, *rows))}</table>"
 
 
-def _card(x: Any) -> Card:
-    """Return the card of our class that a value is of, whatever a subclass is called."""
-    ours = (kind.__name__ for kind in type(x).__mro__ if kind.__module__.partition(".")[0] == "precaudit")
-    return next(CARDS[name] for name in ours if name in CARDS)(x)
+@singledispatch
+def card_of(x: Any) -> Card:
+    """Return the card of a value by its type; those of types that load JAX are known once one of them is shown."""
+    _register_others()
+    made = card_of.dispatch(type(x))
+    if made is card_of.dispatch(object):
+        raise TypeError(f"{type(x).__name__} has no card")
+    return made(x)
 
 
 def _cell(text: str) -> str:
-    return escape(_short(terminal(text), 2 * WIDE))
+    return escape(_short(terminal_line(text), 2 * WIDE))
 
 
 def _short(line: str, most: int = WIDE) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def _named(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     """Return how many there are and the first few."""
     more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
     return f"{len(names)}: {', '.join(names[:NAMES])}{more}"
@@ -84,15 +93,16 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.1f} MB"
 
 
-def _run(run: "Run") -> Card:
+@card_of.register
+def _run(run: Run) -> Card:
     r, asked = run.record, run.record.requested
     cut = "" if r.finished else " (cut off)"
     return Card(
         f"Run {r.id} of {r.model.id}, policy {r.policy.get('name', '')}, {r.device}{cut}",
         (
-            ("prompts", _named(asked.prompts)),
+            ("prompts", _names_text(asked.prompts)),
             ("layers", f"{spans(asked.layers)} of {r.model.config.get('layers', '?')}"),
-            ("points", _named(asked.points)),
+            ("points", _names_text(asked.points)),
             ("phases", f"{', '.join(asked.phases)}; {asked.decode_steps} decode steps"),
             ("tensors", f"{len(run.points):,}, {_size(r.bytes)}"),
             ("folder", str(run.folder)),
@@ -100,24 +110,26 @@ def _run(run: "Run") -> Card:
     )
 
 
-def _opened(run: "Opened") -> Card:
+@card_of.register
+def _program_run_card(run: Opened) -> Card:
     r = run.record
     return Card(
         f"Run {r.id} of the program {r.program or '(unnamed)'}, {r.device}",
         (
-            ("cases", f"{_named(r.cases)}; {r.calls} calls each"),
-            ("points", _named([p.name for p in r.judged])),
-            ("outputs", _named([p.name for p in r.outputs]) if r.outputs else "none is named"),
+            ("cases", f"{_names_text(r.cases)}; {r.every_calls} each"),
+            ("points", _names_text([p.name for p in r.judged_points])),
+            ("outputs", _names_text([p.name for p in r.outputs]) if r.outputs else "none is named"),
             ("tensors", _size(r.bytes)),
             ("folder", str(run.folder)),
         ),
     )
 
 
-def _imported(run: "Imported") -> Card:
+@card_of.register
+def _import_card(run: Imported) -> Card:
     r = run.record
     cases = list(dict.fromkeys([t.prompt for t in r.tensors] or r.tokens))
-    facts = (("cases", _named(cases)), ("tensors", f"{len(r.tensors):,}"), ("folder", str(run.folder)))
+    facts = (("cases", _names_text(cases)), ("tensors", f"{len(r.tensors):,}"), ("folder", str(run.folder)))
     return Card(f"Run {r.id}, imported from {r.source}", facts)
 
 
@@ -129,22 +141,14 @@ def _tally(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"{n:,} {status}" for status, n in counts(verdicts).items())
 
 
-def _verdict(v: Verdict) -> str:
-    """Return a verdict in a line: what, where, and the number that is over its limit."""
-    told = v.text
-    if v.metric and v.value is not None and v.limit is not None:
-        told = f"{v.metric} {value(v.value):.3g} at {v.scope or 'tensor'}, limit {value(v.limit):.3g}"
-    return f"{v.status}: {Place.of(v).text} [{v.kind}] {told}".rstrip()
-
-
-def _judged(title: str, errors: Sequence[ErrorRecord], more: Iterable[tuple[str, str]]) -> Card:
+def _judgement_card(title: str, errors: Sequence[ErrorRecord], more: Iterable[tuple[str, str]]) -> Card:
     """Return the card of error records, each by the default rule."""
     found = [v for e in errors if (v := judge(e, default_limits())) is not None]
     bad = [v for v in found if v.status not in ("pass", "not run")]
     bad.sort(key=lambda v: (STATUSES.index(v.status), v.depth))
     facts = [("records", _kinds(errors))]
     facts += [("by default limits", _tally(found) or "nothing to judge"), *more]
-    return Card(title, tuple(facts), _worst([_verdict(v) for v in bad]))
+    return Card(title, tuple(facts), _worst([verdict_message(v) for v in bad]))
 
 
 def _worst(lines: Sequence[str]) -> tuple[str, ...]:
@@ -152,21 +156,23 @@ def _worst(lines: Sequence[str]) -> tuple[str, ...]:
     return (*lines[:WORST], *more)
 
 
-def _comparison(found: "Comparison") -> Card:
+@card_of.register
+def _comparison(found: Comparison) -> Card:
     r = found.run.record
     if found.against is not None:
         return _pairs(f"Run {r.id} against run {found.against.record.id}", found.errors, found.notes)
     pairs = found.prefill_decode
     same = ("prefill and decode", f"top-1 equal at {sum(p.match for p in pairs)} of {len(pairs)} positions")
-    return _judged(f"Errors of run {r.id}", found.errors, [*([same] if pairs else []), *_notes(found.notes)])
+    return _judgement_card(f"Errors of run {r.id}", found.errors, [*([same] if pairs else []), *_notes(found.notes)])
 
 
 def _notes(notes: Sequence[str]) -> list[tuple[str, str]]:
     return [("notes", f"{len(notes)}: {notes[0]}")] if notes else []
 
 
-def _program_errors(errors: "ProgramErrors") -> Card:
-    return _judged(f"Errors of run {errors.opened.record.id}", errors, ())
+@card_of.register
+def _program_errors(errors: ProgramErrors) -> Card:
+    return _judgement_card(f"Errors of run {errors.opened.record.id}", errors, ())
 
 
 def _between(found: "Between") -> Card:
@@ -185,10 +191,11 @@ def _pairs(title: str, errors: Sequence[ErrorRecord], notes: Sequence[str]) -> C
     return Card(title, (*facts, *_notes(notes)), _worst(told))
 
 
-def _judgement(j: "Judgement") -> Card:
+@card_of.register
+def _judgement(j: Judgement) -> Card:
     tally = ", ".join(f"{n:,} {status}" for status, n in j.counts.items()) or "nothing was judged"
     facts = [("verdicts", tally), ("exit code", str(j.exit_code)), *_notes(j.notes)]
-    return Card(f"Judgement of {j.name}", tuple(facts), _worst([_verdict(v) for v in j.verdicts]))
+    return Card(f"Judgement of {j.name}", tuple(facts), _worst([verdict_message(v) for v in j.verdicts]))
 
 
 def _findings(title: str, findings: Sequence["Finding"], unknown: Sequence[str], more: tuple[str, str]) -> Card:
@@ -209,14 +216,16 @@ def _diagnosis(found: "Diagnosis") -> Card:
     return _findings(f"Diagnosis of run {found.compared.run.record.id}", found.findings, found.unknown, judged)
 
 
-def _diagnosed(found: "Diagnosed") -> Card:
+def _diagnosis_card(found: "Diagnosed") -> Card:
     explained = ("explained by rounding", f"{found.explained:,} records")
     return _findings("Diagnosis of a program's run", found.findings, found.unknown, explained)
 
 
-def _program(p: "Program") -> Card:
+@card_of.register
+def _program(p: Program) -> Card:
     name = getattr(p.call, "__name__", type(p.call).__name__)
-    facts = [("cases", _named(list(p.cases))), ("calls", str(p.steps + 1))]
+    each = [str(p.steps + 1), *(f"then {e.steps + 1} of {entry}" for entry, e in p.then.items())]
+    facts = [("cases", _names_text(list(p.cases))), ("calls", ", ".join(each))]
     return Card(f"Program {name}", (*facts, ("outputs", str(p.outputs or "none is named"))))
 
 
@@ -226,33 +235,51 @@ def _subject(s: "Subject") -> Card:
     return Card(f"{s.checkpoint.name}, policy {s.policy.name}", facts)
 
 
-def _repeat(r: "Repeat") -> Card:
-    same = f"all {r.tensors:,} tensors are bit-identical" if r.first is None else f"{r.differing:,} tensors differ"
-    first = () if r.first is None else (("first", Place.of(r.first).text),)
+def _repeat(r: "Repeat | ProgramRepeat") -> Card:
+    same = f"all {r.tensors:,} tensors are bit-identical" if r.where is None else f"{r.differing:,} tensors differ"
+    first = () if r.where is None else (("first", r.where),)
     return Card(f"Run {r.run.record.id}, recorded once more: {same}", (*first, ("folder", str(r.run.folder))))
 
 
-def _checked(c: "Checked") -> Card:
+def _gradcheck_card(c: "Checked") -> Card:
     told = ", ".join(f"{n} {status}" for status, n in c.counts.items())
-    facts = (("cases", _named(c.cases)), ("arrays", told or "none"), ("exit code", str(c.exit_code)))
+    facts = (("cases", _names_text(c.cases)), ("arrays", told or "none"), ("exit code", str(c.exit_code)))
     return Card(f"Kernel {c.name} and its reference against FP64", facts, c.conclusions[:WORST])
 
 
-def _probed(p: "Probed") -> Card:
+def _probe_card(p: "Probed") -> Card:
     shapes = list(dict.fromkeys(r.prompt for r in p.records))
     taken = sum(r.unknown is None for r in p.records)
     replaced = sum(r.honoured == "replaced" for r in p.records)
     facts = (
-        ("shapes", _named(shapes)), ("products", f"{taken:,} of {len(p.records):,} are taken"),
+        ("shapes", _names_text(shapes)), ("products", f"{taken:,} of {len(p.records):,} are taken"),
         ("replaced", f"{replaced:,}"), ("exit code", str(p.exit_code)),
     )  # fmt: skip
     bad = () if p.judgement is None else p.judgement.verdicts[:WORST]
-    return Card(f"Products of attention scores on {p.device}", facts, tuple(map(_verdict, bad)))
+    return Card(f"Products of attention scores on {p.device}", facts, tuple(map(verdict_message, bad)))
 
 
-CARDS: dict[str, Callable[[Any], Card]] = {
-    "Run": _run, "Opened": _opened, "Imported": _imported, "Comparison": _comparison, "Between": _between,
-    "ProgramErrors": _program_errors, "Judgement": _judgement, "Diagnosis": _diagnosis, "Diagnosed": _diagnosed,
-    "Program": _program, "Subject": _subject, "Repeat": _repeat, "Checked": _checked,
-    "Probed": _probed,
-}  # fmt: skip
+@card_of.register
+def _sameness_card(found: SameFormula) -> Card:
+    worst = worst_case(found.cases)
+    facts = (("case", worst.case), ("exit code", str(found.exit_code)))
+    return Card(f"{' and '.join(worst.programs)} {worst.says}", facts, tuple(map(parting_text, worst.partings)))
+
+
+def _register_others() -> None:
+    """Register the cards of values that no session without JAX holds, or whose modules take long to import."""
+    from precaudit.checks.gradients.check import Checked
+    from precaudit.checks.probing.probe import Probed
+    from precaudit.diagnosis.diagnose import Diagnosis
+    from precaudit.diagnosis.programs import Diagnosed
+    from precaudit.recording.programs.repeat import ProgramRepeat
+    from precaudit.recording.tracing.repeat import Repeat
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.references.comparison.between import Between
+
+    cards: dict[type, Any] = {
+        Between: _between, Diagnosis: _diagnosis, Diagnosed: _diagnosis_card, Subject: _subject, Repeat: _repeat,
+        ProgramRepeat: _repeat, Checked: _gradcheck_card, Probed: _probe_card,
+    }  # fmt: skip
+    for kind, made in cards.items():
+        card_of.register(kind)(made)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.checks.rollouts.causes import Cause
+from precaudit.checks.rollouts.causes import TokenCause
+from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
-from precaudit.reports.tables import short
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 
@@ -17,7 +17,7 @@ SAYS = {
 }  # fmt: skip
 
 
-def lines(found: Sequence[Cause], formats: dict[str, str]) -> Iterator[str]:
+def cause_sentences(found: Sequence[TokenCause], formats: dict[str, str]) -> Iterator[str]:
     """Yield a sentence for each cause; ``formats``: the policy's keys and values, which name an operation's format."""
     for c in found:
         where = f"{c.id}, token {c.index} (id {c.token})"
@@ -27,7 +27,7 @@ def lines(found: Sequence[Cause], formats: dict[str, str]) -> Iterator[str]:
         yield f"{_mark(c)} {where}: {_sizes(c)}; {_verdict(c)}; {_parts(c, formats)}"
 
 
-def table(found: Sequence[Cause]) -> Table:
+def cause_table(found: Sequence[TokenCause]) -> Table:
     """Return a row a token and operation: its share of the change over all layers, signed, and of its sizes."""
     rows = []
     for c in found:
@@ -39,33 +39,33 @@ def table(found: Sequence[Cause]) -> Table:
     return Table("", columns, tuple(rows), ("policy", "sequence", "operation"), 3)
 
 
-def _mark(c: Cause) -> str:
+def _mark(c: TokenCause) -> str:
     return "✓" if c.verdict == "rounding" and not _foreign(c) else "?" if c.verdict == "unknown" else "✗"
 
 
-def _foreign(c: Cause) -> bool:
+def _foreign(c: TokenCause) -> bool:
     """Whether an engine's mismatch is far more than this policy's decode makes."""
     return abs(value(c.engine)) > FAR * max(abs(value(c.change)), abs(value(c.decode)))
 
 
-def _sizes(c: Cause) -> str:
+def _sizes(c: TokenCause) -> str:
     made = f"decode's log p is {short(c.change)} off rescore's ({short(c.decode)} and {short(c.rescore)} off FP64's)"
     if not _foreign(c):
         return made
     return f"{short(c.engine)} from the trainer, which this policy does not make: {made}"
 
 
-def _verdict(c: Cause) -> str:
+def _verdict(c: TokenCause) -> str:
     if c.verdict == "rounding":
         return f"rounding explains all {c.records:,} records"
     return SAYS.get(c.verdict, f"{c.verdict} records are not explained")
 
 
-def _parts(c: Cause, formats: dict[str, str]) -> str:
+def _parts(c: TokenCause, formats: dict[str, str]) -> str:
     change, order = value(c.change), sorted(c.points, key=lambda p: -abs(value(p[1])))
     if not change:
         return "decode and rescore have the same log p"
-    told = [f"{_named(point, formats)} {100 * value(x) / change:+.0f} %" for point, x, _ in order[:SHOWN]]
+    told = [f"{_operation_name(point, formats)} {100 * value(x) / change:+.0f} %" for point, x, _ in order[:SHOWN]]
     sizes = sum(value(size) for _, _, size in c.points) / abs(change)
     layers: dict[int, float] = {}
     for s in c.shares:
@@ -76,6 +76,6 @@ def _parts(c: Cause, formats: dict[str, str]) -> str:
     return f"of Δ log p {', '.join(told)} (sizes add up to {100 * sizes:.0f} %{where})"
 
 
-def _named(point: str, formats: dict[str, str]) -> str:
+def _operation_name(point: str, formats: dict[str, str]) -> str:
     key = POINTS[point].format if point in POINTS else ""
     return f"{point} in {formats[key]}" if key in formats else point

@@ -9,15 +9,15 @@ from typing import Any
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status
 from precaudit.references.attribution import attribute
+from precaudit.reports.digits import short
 from precaudit.reports.summary import share_text
-from precaudit.reports.tables import short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import Check, forward_checks, local_checks
 from precaudit.schema.places import ORDER, Place
 from precaudit.schema.records.base import Number, value
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.runs import is_call
 
 KINDS = {"local": ("local", "policy", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
@@ -55,7 +55,7 @@ class _Group:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, status: Status, e: ErrorRecord) -> None:
-        found = over(e)
+        found = over_limit(e)
         heavier = STATUSES.index(status) - STATUSES.index(self.status)
         if heavier < 0 or (heavier == 0 and _finite(found) > self.over):
             self.status, self.worst, self.over = status, e, _finite(found)
@@ -81,10 +81,10 @@ def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[st
     return [Cell(*key, g.status, g.size, g.worst, g.counts) for key, g in groups.items()]
 
 
-def ordered(found: Sequence[Cell]) -> list[str]:
+def program_order(found: Sequence[Cell]) -> list[str]:
     """Return the points of cells in the order of the program: of a model by the table, of others as they come."""
     points = list(dict.fromkeys(c.point for c in found))
-    own = any(c.worst.phase == PROGRAM_CALL for c in found)
+    own = any(is_call(c.worst.phase) for c in found)
     return points if own else sorted(points, key=lambda p: ORDER.get(p, len(ORDER)))
 
 
@@ -93,15 +93,15 @@ def _finite(x: float) -> float:
     return -1.0 if isnan(x) else x
 
 
-def over(e: ErrorRecord, limits: Limits | None = None) -> float:
+def over_limit(e: ErrorRecord, limits: Limits | None = None) -> float:
     """Return the largest of a record's numbers over its limit; NaN where it has none."""
     if e.kind == "state" or e.mismatched is not None:
         return float("nan") if e.mismatched is None else float("inf") if e.mismatched else 0.0
-    found = nearest(e, limits or default_limits())
+    found = worst_number(e, limits or default_limits())
     return found[2] / found[3] if found is not None else float("nan")
 
 
-def nearest(e: ErrorRecord, limits: Limits) -> Check | None:
+def worst_number(e: ErrorRecord, limits: Limits) -> Check | None:
     """Return the number of a record that is farthest over its limit, or nearest to it; what is NaN before any other."""
     if e.numberless is not None:
         return None
@@ -114,17 +114,17 @@ def story(c: Cell, sources: Mapping[str, str] | None = None) -> list[tuple[str, 
 
     ``sources``: the lines of a program that make its points.
     """
-    return [(label, text) for label, text in _told(c, sources or {}) if text]
+    return [(label, text) for label, text in _tooltip(c, sources or {}) if text]
 
 
-def _told(c: Cell, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _tooltip(c: Cell, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     e = c.worst
     yield "where", Place.of(e).text + _slices(e)
     yield "made by", sources.get(c.point, "")
-    yield "verdict", f"{c.status}: {e.numberless or _judged(e)}"
+    yield "verdict", f"{c.status}: {e.numberless or _status_text(e)}"
     if e.numberless is None:
         yield "size", _sizes(e)
-        yield "explained", "" if e.kind == "state" else _explained(e)
+        yield "explained", "" if e.kind == "state" else _explanation(e)
         yield "worst element", _element(e)
     yield "records", ", ".join(f"{n} {status}" for status, n in c.counts.items())
 
@@ -141,12 +141,12 @@ def _sizes(e: ErrorRecord) -> str:
     return known + (f"; {e.nonfinite} elements are NaN or infinite" if e.nonfinite else "")
 
 
-def _judged(e: ErrorRecord) -> str:
+def _status_text(e: ErrorRecord) -> str:
     if e.kind == "state":
         return f"{e.mismatched} elements or rows are not as they were written, bit for bit" if e.mismatched else (
             "bit for bit as it was written"
         )  # fmt: skip
-    found = nearest(e, default_limits())
+    found = worst_number(e, default_limits())
     if found is None:
         return "there is nothing to judge it by"
     metric, scope, size, limit, index = found
@@ -154,7 +154,7 @@ def _judged(e: ErrorRecord) -> str:
     return f"{metric} of {scope}{at} is {size:.3g}, limit {limit:.3g}"
 
 
-def _explained(e: ErrorRecord) -> str:
+def _explanation(e: ErrorRecord) -> str:
     """Return who explains a local error and how much of it, or a forward error's size beside the policy's."""
     if e.kind == "forward":
         return "" if e.ratio is None else f"{value(e.ratio):.2g} × what rounding by the declared policy makes"

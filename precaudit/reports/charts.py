@@ -10,14 +10,15 @@ from math import ceil, floor, isfinite, isnan, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Share, Shares
+from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Shares
 from precaudit.errors import UserError
-from precaudit.reports.cells import Cell, cells, ordered
+from precaudit.reports.cells import Cell, cells, program_order
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
+from precaudit.schema.places import point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.runs import is_call
 
 if TYPE_CHECKING:
     import altair as alt
@@ -57,7 +58,7 @@ def plot(found: Any, what: str = "local") -> "alt.Chart":
     """
     errors = getattr(found, "errors", found)
     if what == "growth":
-        return growth(errors)
+        return growth_chart(errors)
     if what not in STEPS:
         raise UserError(f"plot: {what!r} is none of {', '.join((*STEPS, 'growth'))}")
     return heat_map(errors, what)
@@ -96,7 +97,9 @@ def heat_map(
         "layer:N", sort=[*map(str, layers), OUTSIDE], title="layer",
         axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False),
     )  # fmt: skip
-    y = alt.Y("point:N", sort=ordered(shown), title=None, axis=alt.Axis(labelLimit=150, domain=False, ticks=False))
+    y = alt.Y(
+        "point:N", sort=program_order(shown), title=None, axis=alt.Axis(labelLimit=150, domain=False, ticks=False)
+    )
     names, colours = bands(kind), [*palette.cool, *palette.hot, palette.none]
     key = alt.Legend(orient="top", columns=5, symbolType="square", title=TITLES[kind]) if legend else None
     colour = alt.Color("band:N", scale=alt.Scale(domain=names, range=colours), legend=key)
@@ -113,7 +116,7 @@ def heat_map(
     marks = base.mark_text(fontSize=12, fontWeight="bold").encode(
         text="mark:N", color=alt.condition(beyond, alt.value(palette.on_hot), alt.value(palette.ink))
     )  # fmt: skip
-    return styled(alt.layer(squares, marks), palette, 22 * len({c.point for c in shown}))
+    return style(alt.layer(squares, marks), palette, 22 * len({c.point for c in shown}))
 
 
 def _row(i: int, c: Cell, kind: str) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def _row(i: int, c: Cell, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def growth(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "alt.Chart":
+def growth_chart(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "alt.Chart":
     """Return the median forward error of the residual stream, or of a program's points, over layers or steps.
 
     Dashed: what rounding by the declared policy makes of it.
@@ -147,7 +150,7 @@ def growth(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "alt.Char
     )
     lines = base.mark_line(strokeWidth=2)
     dots = base.transform_filter("datum.of == 'measured'").mark_point(filled=True, size=36, opacity=1)
-    return styled(alt.layer(lines, dots), palette, 260)
+    return style(alt.layer(lines, dots), palette, 260)
 
 
 def powers(sizes: Sequence[float]) -> list[float]:
@@ -157,7 +160,7 @@ def powers(sizes: Sequence[float]) -> list[float]:
 
 
 def grows(errors: Sequence[ErrorRecord]) -> bool:
-    """Whether there are two layers or steps of a point, so that ``growth`` has something to show."""
+    """Whether there are two layers or steps of a point, so that ``growth_chart`` has something to show."""
     return len({r["layer"] for r in _growing(errors)}) > 1
 
 
@@ -166,7 +169,7 @@ def _growing(errors: Sequence[ErrorRecord]) -> list[dict[str, Any]]:
     sizes: dict[tuple[str, int, str], array[float]] = defaultdict(lambda: array("d"))
     for e in of_kinds(errors, "forward"):
         if e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
-            if e.phase != PROGRAM_CALL and POINTS[e.point].kind not in ("stream", "sum"):
+            if not is_call(e.phase) and POINTS[e.point].kind not in ("stream", "sum"):
                 continue
             sizes[e.point, e.layer, "measured"].append(value(e.rel_l2))
             if e.ratio is not None and value(e.ratio) > 0:
@@ -191,11 +194,11 @@ def _telling(middle: Mapping[tuple[str, int, str], float]) -> Collection[str]:
     return sorted(grown or (), key=lambda p: -max(steps[p]))[:4]
 
 
-def shares(found: Shares, palette: Palette = LIGHT) -> "alt.Chart":
+def shares_chart(found: Shares, palette: Palette = LIGHT) -> "alt.Chart":
     """Return the largest shares that operations have in a change of logits, or of another output, as bars."""
     alt = altair_of()
     rows = [
-        {"operation": _named(s), "share": value(s.share), "sign": "up" if value(s.share) >= 0 else "down"}
+        {"operation": point_text(s), "share": value(s.share), "sign": "up" if value(s.share) >= 0 else "down"}
         for s in sorted(found.shares, key=lambda s: -abs(value(s.share)))[:MOST]
         if isfinite(value(s.share))
     ]
@@ -205,20 +208,16 @@ def shares(found: Shares, palette: Palette = LIGHT) -> "alt.Chart":
         alt.Color("sign:N", scale=alt.Scale(domain=["up", "down"], range=list(palette.series[:2])), legend=None),
         tooltip=["operation:N", alt.Tooltip("share:Q", format=".2e")],
     )  # fmt: skip
-    return styled(bars, palette, 20 * len(rows))
+    return style(bars, palette, 20 * len(rows))
 
 
-def _named(s: Share) -> str:
-    return s.point if s.layer is None else f"{s.point} of layer {s.layer}"
-
-
-def remedies(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGHT) -> "alt.Chart":
+def remedies_chart(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGHT) -> "alt.Chart":
     """Return what changes gain (share of the KL, or distance, from FP64 that is gone) against what they cost.
 
     The price of a part of the policy is the time of prefill, of a line of a program the bytes its results take more.
     """
     alt = altair_of()
-    rows = [r for x in found if isfinite((r := _priced(x))["gain"]) and isfinite(r["price"])]
+    rows = [r for x in found if isfinite((r := _price_row(x))["gain"]) and isfinite(r["price"])]
     of_lines = any(isinstance(x, LineRemedy) for x in found)
     title = "price: bytes more" if of_lines else "price: time of prefill, × before"
     base = alt.Chart(data_of(_apart(rows))).encode(
@@ -229,7 +228,7 @@ def remedies(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGHT) -> 
     dots = base.mark_point(filled=True, size=80, opacity=1, color=palette.series[0])
     right = base.mark_text(align="left", dx=8, color=palette.ink, limit=150).encode(text="right:N")
     left = base.mark_text(align="right", dx=-8, color=palette.ink, limit=150).encode(text="left:N")
-    return styled(alt.layer(dots, right, left), palette, 280)
+    return style(alt.layer(dots, right, left), palette, 280)
 
 
 def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,7 +244,7 @@ def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**r, "left": "", "right": "", side: r["change"]} for r, side in zip(rows, sides, strict=True)]
 
 
-def _priced(x: Remedy | LineRemedy) -> dict[str, Any]:
+def _price_row(x: Remedy | LineRemedy) -> dict[str, Any]:
     if isinstance(x, LineRemedy):
         name = x.sources[0] if len(x.sources) == 1 else f"{len(x.sources)} lines"
         return {"change": name, "gain": value(x.gain), "price": float(x.bytes), "kept": f"± {value(x.error):.1%}"}
@@ -258,7 +257,7 @@ def data_of(rows: list[dict[str, Any]]) -> Any:
     return altair_of().Data(values=rows)
 
 
-def styled(chart: Any, palette: Palette, height: Any) -> Any:
+def style(chart: Any, palette: Palette, height: Any) -> Any:
     """Return a chart as wide as where it is put, in a palette's colours."""
     axis = {
         "labelColor": palette.muted, "titleColor": palette.muted, "gridColor": palette.line, "tickColor": palette.line,
@@ -283,7 +282,7 @@ def altair_of() -> Any:
     return altair
 
 
-def check() -> None:
+def require_altair() -> None:
     """Raise UserError where altair or vl-convert is not installed; neither is imported, which takes 40 MB."""
     if not all(map(find_spec, ("altair", "vl_convert"))):
         raise UserError(MISSING)

@@ -9,13 +9,12 @@ from typing import Any
 
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.evidence.closure import Closure
-from precaudit.diagnosis.evidence.records import Finding, Remedy, Share, Shares
-from precaudit.reports.escaping import terminal
-from precaudit.reports.headline import COLOURS, Headline
-from precaudit.reports.tables import short
+from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
+from precaudit.reports.digits import short
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
-from precaudit.schema.places import spans
+from precaudit.schema.places import point_text, spans
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import value
 from precaudit.schema.records.devices import device_kind
@@ -29,34 +28,30 @@ JUMP = 3.0  # growth from a layer to the next that is pointed out
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
 
-def show(found: Diagnosis, console: Any, verbose: bool) -> None:
-    """Print what was found: the verdict, each finding, then what there is to know of a sound run."""
-    from rich.markup import escape
-
-    first, *rest = text(found, verbose)
-    console.print(escape(terminal(first)), style=f"bold {COLOURS[verdict(found).mark]}", soft_wrap=True)
-    for line in rest:
-        console.print(escape(terminal(line)), soft_wrap=True)
-    if verbose:
-        for line in growth(found.compared.errors):
-            console.print(escape(terminal(line)))
+def diagnosis_report(found: Diagnosis, verbose: bool = False) -> Report:
+    """Return the report of a diagnosis: the verdict, each finding, then what there is to know of a sound run."""
+    lines = [*_lines(found, verbose), *(growth_lines(found.compared.errors) if verbose else [])]
+    sections = (findings_section(found.findings), Section(lines=tuple(lines)))
+    return Report(verdict(found), sections, records=found.findings)
 
 
-def text(found: Diagnosis, verbose: bool = False) -> list[str]:
-    """Return the verdict and the findings as lines."""
-    lines = [verdict(found).text]
-    for i, f in enumerate(found.findings, 1):
-        lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
-    lines += [f"Unknown: {u}" for u in found.unknown]
+def findings_section(findings: Sequence[Finding]) -> Section:
+    """Return the section of what diagnosis found: a part a finding."""
+    parts = (Section(f"{i}. {finding_title(f)}", lines=tuple(details(f))) for i, f in enumerate(findings, 1))
+    return Section("Findings", parts=tuple(parts), menu="Findings")
+
+
+def _lines(found: Diagnosis, verbose: bool) -> list[str]:
+    lines = [f"Unknown: {u}" for u in found.unknown]
     lines.append(f"Sound: {sound(found, verbose)}")
-    lines.append(f"Formula: {formula(found)}")
+    lines.append(f"Formula: {formula_text(found)}")
     lines += [f"Views: {found.views}"] if found.views else []
     lines += [f"Tokens: {found.flips}."] if found.flips else []
     lines += [f"Growth: {grown}."] if (grown := jumps(found.compared.errors)) else []
-    lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
-    for i, r in enumerate(worth(found)[:3]):
-        lines.append(f"{'To change: ' if i == 0 else '           '}{remedy(r, verbose)}")
-    if not verbose and (best := worth(found)[:1]):
+    lines += [f"Logits: {shares_text(s)}" for s in found.shares[: 1 if not verbose else None]]
+    for i, r in enumerate(worthwhile_remedies(found)[:3]):
+        lines.append(f"{'To change: ' if i == 0 else '           '}{remedy_text(r, verbose)}")
+    if not verbose and (best := worthwhile_remedies(found)[:1]):
         lines.append(f"           in JAX: {best[0].code}")
     device = device_kind(found.compared.run.record.device)
     if found.remedies is None and device != "cpu":
@@ -81,9 +76,8 @@ def verdict(found: Diagnosis) -> Headline:
 def first_of(findings: Sequence[Finding]) -> Headline:
     """Return the sentence on the first finding, and how many more there are."""
     f, n = findings[0], len(findings) - 1
-    where = f.point if f.layer is None else f"{f.point} of layer {f.layer}"
     more = f" {n} more {'findings' if n > 1 else 'finding'}." if n else ""
-    return Headline("✗", f"{where}, {' and '.join(f.phases)}: {f.says}.{more}")
+    return Headline("✗", f"{point_text(f)}, {' and '.join(f.phases)}: {f.says}.{more}")
 
 
 def sound(found: Diagnosis, verbose: bool = True) -> str:
@@ -98,7 +92,7 @@ def sound(found: Diagnosis, verbose: bool = True) -> str:
         times = max(disturbance(n, noise) for n in checks)
         beside = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
         capture = f"capturing changed the logits by up to {short(worst)}{beside}: smaller findings are not sure"
-    told = [_closed(c, verbose) for c in found.closures]
+    told = [_closure_text(c, verbose) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
 
 
@@ -109,7 +103,7 @@ def _programs(checks: Sequence[Neutrality]) -> str:
     )
 
 
-def _closed(c: Closure, verbose: bool) -> str:
+def _closure_text(c: Closure, verbose: bool) -> str:
     """Return what is left of one format, with excess precision and without."""
     if not verbose:
         return f"{short(c.on[1])} u of {c.format}"
@@ -122,7 +116,7 @@ def _closed(c: Closure, verbose: bool) -> str:
     )
 
 
-def shared(s: Shares) -> str:
+def shares_text(s: Shares) -> str:
     """Return what makes the change of a prompt's margin, or that its parts do not add up."""
     if s.unknown is not None:
         return f"unknown: {s.unknown}"
@@ -135,21 +129,17 @@ def shared(s: Shares) -> str:
     head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
     if s.remainder > ADDITIVE:
         return f"{head}not additive: single errors leave {100 * s.remainder:.0f} % of it unexplained"
-    parts = ", ".join(f"{_named(x)} {short(x.share)}" for x in s.shares[:4])
+    parts = ", ".join(f"{point_text(x)} {short(x.share)}" for x in s.shares[:4])
     left = f"{100 * s.remainder:.1f} %"
     return f"{head}largest shares: {parts}; all add up to within {left}, their sizes to {short(s.absolute)}"
 
 
-def _named(x: Share) -> str:
-    return x.point if x.layer is None else f"{x.point} of layer {x.layer}"
-
-
-def worth(found: Diagnosis) -> list[Remedy]:
+def worthwhile_remedies(found: Diagnosis) -> list[Remedy]:
     """Return the remedies that take away a tenth of the KL or more, best gain for its price first."""
     return [r for r in found.remedies or () if value(r.gain) >= 0.1]
 
 
-def remedy(r: Remedy, verbose: bool = True) -> str:
+def remedy_text(r: Remedy, verbose: bool = True) -> str:
     """Return what a change buys and costs."""
     if not verbose:
         return (
@@ -166,7 +156,7 @@ def remedy(r: Remedy, verbose: bool = True) -> str:
     )
 
 
-def formula(found: Diagnosis) -> str:
+def formula_text(found: Diagnosis) -> str:
     """Return what the program's FP64 shadow says."""
     f = found.formula
     if f.unknown is not None:
@@ -175,17 +165,13 @@ def formula(found: Diagnosis) -> str:
         return (
             f"the program's FP64 shadow is the reference's, to {short(f.largest)} at every point (prompt {f.prompt})."
         )
-    places = []
-    for d in f.differs:
-        where = d.point if d.layer is None else f"{d.point} of layer {d.layer}"
-        places.append(f"{where} in {d.phase} ({short(d.distance)})")
+    places = [f"{point_text(d)} in {d.phase} ({short(d.distance)})" for d in f.differs]
     return f"the program's FP64 shadow leaves the reference first at {', '.join(places)} (prompt {f.prompt})."
 
 
-def headline(f: Finding) -> str:
+def finding_title(f: Finding) -> str:
     """Return one line: what, where, since which layer."""
-    where = f"{f.point} of layer {f.layer}" if f.layer is not None else f.point
-    return f"{f.kind}: {f.cause} — {where}, {' and '.join(f.phases)}"
+    return f"{f.kind}: {f.cause} — {point_text(f)}, {' and '.join(f.phases)}"
 
 
 def details(f: Finding) -> list[str]:
@@ -224,7 +210,7 @@ def invariances(ways: Any) -> list[str]:
     """Return a line for every way of running the same prompts."""
     lines = []
     for w in ways:
-        where = w.point if w.layer is None else f"{w.point} of layer {w.layer}"
+        where = point_text(w)
         far = (
             "" if w.status == "bit-identical" else f", most at {where}: {short(w.distance)}, {w.noises:.2g} × its noise"
         )
@@ -232,7 +218,7 @@ def invariances(ways: Any) -> list[str]:
     return lines
 
 
-def growth(errors: Sequence[ErrorRecord]) -> list[str]:
+def growth_lines(errors: Sequence[ErrorRecord]) -> list[str]:
     """Return the median errors of the residual stream, attention and MLP over layers, jumps marked.
 
     Inherited: √(forward² − local²), what the inputs brought along if it is not correlated with the operation's own.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.checks.rollouts.answers import points, sentence
+from precaudit.checks.rollouts.answers import answers_sentence, percentage_points
 from precaudit.checks.rollouts.drawn import Drawn
 from precaudit.checks.rollouts.program_loops import ProgramTiming
 from precaudit.checks.rollouts.questions import HeldAnswers
@@ -10,7 +10,7 @@ from precaudit.checks.rollouts.timing import Spread, Timing
 from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.records.base import value
 
 METRICS = (
@@ -19,7 +19,7 @@ METRICS = (
 )  # fmt: skip
 
 
-def headline(d: Drawn) -> Headline:
+def drawn_verdict(d: Drawn) -> Headline:
     """Return the first sentence: what is broken, else what was measured."""
     if d.apart:
         return Headline("✗", f"policy {d.apart[0]}: the while loop and the Python loop drew other tokens.")
@@ -33,24 +33,24 @@ def headline(d: Drawn) -> Headline:
         return _of_answers(d.held[0])
     worst = 1 if 1 in codes else max(codes)
     first = d.parities[codes.index(worst)]
-    found = rollouts.headline(first)
+    found = rollouts.parity_verdict(first)
     name = f"policy {first.policy}: " if len(d.parities) > 1 else ""
     return Headline(found.mark, f"{name}{found.sentence}")
 
 
 def _of_answers(h: HeldAnswers) -> Headline:
     """Return what a limit says of answers, with their interval."""
-    told, at = f"answers of {h.changed.policy} against {h.changed.against}", f"{points(h.limit)} points"
+    told, at = f"answers of {h.changed.policy} against {h.changed.against}", f"{percentage_points(h.limit)} points"
     if h.status == "fail":
-        return Headline("✗", f"{told} are below the limit of {at}: {sentence(h.changed.paired)}.")
+        return Headline("✗", f"{told} are below the limit of {at}: {answers_sentence(h.changed.paired)}.")
     if h.status == "unknown":
         return Headline(
-            "?", f"{told} cannot be held to {at}, which the interval has inside: {sentence(h.changed.paired)}."
+            "?", f"{told} cannot be held to {at}, which the interval has inside: {answers_sentence(h.changed.paired)}."
         )
-    return Headline("✓", f"{told} are not below the limit of {at}: {sentence(h.changed.paired)}.")
+    return Headline("✓", f"{told} are not below the limit of {at}: {answers_sentence(h.changed.paired)}.")
 
 
-def timing(d: Drawn) -> Table:
+def timing_table(d: Drawn) -> Table:
     """Return a row for every policy and loop, and for every policy that cannot run."""
     columns = (
         "policy", "loop", "compile s", "prefill s", "decode ms a token", "first / it", "host", "tokens/s",
@@ -72,7 +72,7 @@ def timing(d: Drawn) -> Table:
     return Table(title, columns, tuple(rows), ("policy", "loop"), 2)
 
 
-def parity(d: Drawn) -> Table:
+def parity_table(d: Drawn) -> Table:
     """Return a row for every policy and comparison, of the metrics that say most."""
     rows = [
         (r.policy, f"{r.rollout} / {r.trainer}", *(rollouts.cell(r, name) for name in METRICS))
@@ -82,7 +82,7 @@ def parity(d: Drawn) -> Table:
     return Table(f"rollout / trainer ({d.model})", ("policy", "sides", *METRICS), tuple(rows), ("policy", "sides"), 2)
 
 
-def program(found: Sequence[ProgramTiming]) -> Table:
+def loops(found: Sequence[ProgramTiming]) -> Table:
     """Return a row for every loop of a program."""
     rows = [
         (
@@ -95,7 +95,7 @@ def program(found: Sequence[ProgramTiming]) -> Table:
     return Table(title, ("loop", "compile s", "ms a call", "first / it", "outputs"), tuple(rows), ("loop", "outputs"))
 
 
-def program_headline(found: Sequence[ProgramTiming]) -> Headline:
+def loops_verdict(found: Sequence[ProgramTiming]) -> Headline:
     """Return how the loops of a program compare, in a sentence."""
     if any(t.why for t in found):
         bad = next(t for t in found if t.why)
@@ -107,14 +107,18 @@ def program_headline(found: Sequence[ProgramTiming]) -> Headline:
     return Headline("✓" if found[1].same else "✗", f"the {found[1].loop} loop: {words}")
 
 
-def warmed(found: Sequence[Warmed]) -> Table:
-    """Return a row for everything that was compiled."""
+def warmup_report(found: Sequence[Warmed]) -> Report:
+    """Return the report of what was compiled: a row each."""
     rows = [(w.policy, w.what, f"{w.seconds:.1f}", str(w.compiled), str(w.read)) for w in found]
-    columns = ("policy", "what", "s", "compiled", "read")
-    return Table("programs made ready", columns, tuple(rows), ("policy", "what"), 2)
+    table = Table(
+        "programs made ready", ("policy", "what", "s", "compiled", "read"), tuple(rows), ("policy", "what"), 2
+    )
+    seconds, compiled, read = (sum(getattr(w, name) for w in found) for name in ("seconds", "compiled", "read"))
+    ending = f"{compiled} programs compiled, {read} read from the cache, in {seconds:.1f} s"
+    return Report(None, (Section(tables=(table,)),), ending=(ending,))
 
 
-def answers(d: Drawn) -> Table:
+def answers_table(d: Drawn) -> Table:
     """Return a row for every policy: pass@k with its interval, and the right ones of every group."""
     groups = [name for name in d.answers[0].groups if name]
     rates = [f"pass@{r.k}" for r in d.answers[0].rates]
@@ -155,31 +159,25 @@ def divergences(d: Drawn) -> Iterator[str]:
         )
 
 
-def lines(d: Drawn) -> Iterator[str]:
-    """Yield what else is to be said."""
-    yield from answered(d)
-    yield from notes(d)
-
-
-def answered(d: Drawn) -> Iterator[str]:
+def answer_lines(d: Drawn) -> Iterator[str]:
     """Yield what became of answers: every policy after the first against it, and what holds no number."""
     for c in d.changed:
-        yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
+        yield f"answers of {c.policy} against {c.against}: {answers_sentence(c.paired)}"
     for h in d.held:
         whose = f"answers of {h.changed.policy} against {h.changed.against}"
-        yield f"{whose}, limit of {points(h.limit)} points: {h.status}"
+        yield f"{whose}, limit of {percentage_points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
             yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
 
 
-def notes(d: Drawn) -> Iterator[str]:
+def drawing_notes(d: Drawn) -> Iterator[str]:
     """Yield where policies part, which cannot run, and what was left out."""
     yield from divergences(d)
     for r in d.refused:
         yield f"{r.policy} cannot run: {r.why}"
     for p in d.parities:
-        for line in rollouts.lines(p):
+        for line in rollouts.parity_notes(p):
             yield f"{p.policy}: {line}" if len(d.parities) > 1 else line
 
 

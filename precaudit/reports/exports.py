@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 from unittest.mock import patch
 
 from precaudit.errors import UserError
-from precaudit.reports.escaping import csv as cell
-from precaudit.reports.escaping import markdown
+from precaudit.reports.escaping import csv_cell as cell
+from precaudit.reports.escaping import escape_markdown
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -41,14 +41,14 @@ def needs(*names: str) -> None:
             raise UserError(f"this needs {name}: pip install 'precaudit[{EXTRAS[name]}]'") from None
 
 
-def free(*folders: Path) -> None:
+def require_free(*folders: Path) -> None:
     """Raise UserError for a folder that is there already: logs of two runs in one are nobody's."""
     for folder in folders:
         if folder.exists() or folder.is_symlink():
             raise UserError(f"{folder} exists: choose another folder")
 
 
-def parts(errors: Iterable[ErrorRecord]) -> Iterator[Any]:
+def frames_of_errors(errors: Iterable[ErrorRecord]) -> Iterator[Any]:
     """Yield error records as frames of so many rows, one frame at least."""
     left, first = iter(errors), True
     while (some := list(islice(left, ROWS))) or first:
@@ -57,9 +57,9 @@ def parts(errors: Iterable[ErrorRecord]) -> Iterator[Any]:
 
 
 def write_csv(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
-    """Write error records into a file as CSV, as ``csv`` has them, a part at a time."""
-    for i, frame in enumerate(parts(errors)):
-        f.write(csv(frame, head=i == 0))
+    """Write error records into a file as CSV, as ``frame_csv`` has them, a part at a time."""
+    for i, frame in enumerate(frames_of_errors(errors)):
+        f.write(frame_csv(frame, head=i == 0))
 
 
 def write_parquet(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
@@ -68,7 +68,7 @@ def write_parquet(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    frames = parts(errors)
+    frames = frames_of_errors(errors)
     first = pyarrow.Table.from_pandas(next(frames), preserve_index=False)
     with ParquetWriter(f, first.schema) as table:
         table.write_table(first)
@@ -76,7 +76,7 @@ def write_parquet(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
             table.write_table(pyarrow.Table.from_pandas(frame, schema=first.schema, preserve_index=False))
 
 
-def csv(frame: Any, head: bool = True) -> bytes:
+def frame_csv(frame: Any, head: bool = True) -> bytes:
     """Return a frame as CSV: texts in quotes, none that a spreadsheet takes for a formula; numbers as they are."""
     import csv as format_of
 
@@ -125,7 +125,7 @@ def tensorboard(folder: Path, errors: Iterable[ErrorRecord], verdict: Iterable[s
         with SummaryWriter(str(part)) as log:
             for x in scalars(errors):
                 log.add_scalar(x.tag, x.value, x.step)
-            log.add_text("verdict", "\n\n".join(map(markdown, verdict)))
+            log.add_text("verdict", "\n\n".join(map(escape_markdown, verdict)))
 
     _whole(folder, write)
 
@@ -171,7 +171,7 @@ def _log_offline(place: Path, name: str, found: list[Scalar], verdict: list[str]
 
 def _whole(folder: Path, write: Callable[[Path], None]) -> None:
     """Make a folder under a temporary name and rename it; raises UserError where it is there already."""
-    free(folder)
+    require_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = temporary(folder)
     try:

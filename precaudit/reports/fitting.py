@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precaudit.reports.escaping import terminal
+from precaudit.reports.escaping import terminal_line
 
 GAP = 2  # spaces between columns
 UNFOLDED = 1000  # a console this wide folds nothing
@@ -22,7 +22,7 @@ class Table:
     keys: int = 1
 
 
-def fitted(table: Table, width: int) -> list[Table]:
+def fit_tables(table: Table, width: int) -> list[Table]:
     """Return the table, or as many with some of its columns each as it takes; every one has the key columns.
 
     A column of words may be folded to what is left of a line; one of numbers is whole, whatever the width.
@@ -50,21 +50,21 @@ def natural(table: Table) -> list[int]:
     return [max(cell_len(row[i]) for row in (table.columns, *table.rows)) for i in range(len(table.columns))]
 
 
-def show(table: Table, console: Any) -> None:
+def print_table(table: Table, console: Any) -> None:
     """Print a table as wide as the console lets it be, in as many parts as it takes."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table as RichTable
 
     if table.title:
-        console.print(escape(terminal(table.title)), style="bold", soft_wrap=console.width > UNFOLDED)
-    for part in fitted(table, console.width):
+        console.print(escape(terminal_line(table.title)), style="bold", soft_wrap=console.width > UNFOLDED)
+    for part in fit_tables(table, console.width):
         out = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
         for name in part.columns:
             words = name in part.left
             out.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
         for row in part.rows:
-            out.add_row(*(escape(terminal(cell)) for cell in row))
+            out.add_row(*(escape(terminal_line(cell)) for cell in row))
         console.print(out)
         console.print()
 

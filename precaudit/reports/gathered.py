@@ -10,13 +10,14 @@ from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.programs import filed_errors
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
-from precaudit.recording.runs.unique import Seen
+from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun, is_program_run, open_program_run
+from precaudit.recording.runs.unique import UniqueHashes
 from precaudit.recording.runs.written import Comparison, recall
 from precaudit.reports.headline import of_status
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines
+from precaudit.schema.records.runs import RunRecord
 
 R = TypeVar("R", bound=Record)
 
@@ -38,15 +39,23 @@ class Gathered:
     remedies: tuple[Remedy | LineRemedy, ...] | None
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def suspects(self) -> Seen:
+    @property
+    def record(self) -> RunRecord | ProgramRun:
+        """The manifest of the run."""
+        if self.program is not None:
+            return self.program.record
+        assert self.compared is not None
+        return self.compared.run.record
+
+    def suspects(self) -> UniqueHashes:
         """Return (kind, place) of every failure that something before it accounts for."""
-        found = Seen()
+        found = UniqueHashes()
         for v in of_status(self.judgement, "input suspect"):
             found.add((v.kind, v.place))
         return found
 
 
-def gather(folder: Path) -> Gathered:
+def gather_run(folder: Path) -> Gathered:
     """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered.
 
     Findings that the verdict contradicts are of another comparison or of a part, and are left out: errors that are off
@@ -70,17 +79,17 @@ def gather(folder: Path) -> Gathered:
 
 
 def _findings(folder: Path, said: Judgement) -> tuple[Finding, ...] | None:
-    found, fails = _read(folder, "findings.jsonl", Finding), said.exit_code == 1
+    found, fails = _read_lines(folder, "findings.jsonl", Finding), said.exit_code == 1
     if found is None or (fails and not found) or (not fails and any(f.rel_l2 is not None for f in found)):
         return None
     return found  # one without an error is of the FP64 shadow, which no verdict sees
 
 
-def _read(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
+def _read_lines(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
     return tuple(read_lines(folder / name, kind)) if (folder / name).is_file() else None
 
 
 def _of_run(folder: Path, manifest: str, name: str, kind: type[R]) -> tuple[R, ...] | None:
     """Return the lines of a file that are of this very run, as each says."""
-    found, run = _read(folder, f"{name}.jsonl", kind), file_hash(folder / manifest)
+    found, run = _read_lines(folder, f"{name}.jsonl", kind), file_hash(folder / manifest)
     return None if found is None else tuple(x for x in found if getattr(x, "run", None) == run)

@@ -1,29 +1,48 @@
-"""What is said of a gradcheck: the first sentence, a row an array and side, what is wrong with which; every case."""
+"""What is said of a gradcheck: the verdict, a row an array and side, what is wrong with which; every case."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from precaudit.checks.gradients.case import KERNEL, REFERENCE, STRICT, Found
+from precaudit.checks.gradients import shipped
+from precaudit.checks.gradients.case import KERNEL, REFERENCE, STRICT, ArrayFinding
 from precaudit.checks.gradients.check import Checked
 from precaudit.checks.gradients.shipped import Shipped
+from precaudit.checks.gradients.sides import INTERPRETED
 from precaudit.judging.verdicts import STATUSES
+from precaudit.reports.digits import digits
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.records.base import value
 
+WORDS = ("excess", "gain", "mean", "componentwise", "limit", "nonfinite", "not run", "unknown", "scope", "ulp")
 
-def headline(c: Checked) -> Headline:
-    """Return the verdict in one sentence."""
+
+def gradient_report(c: Checked) -> Report:
+    """Return the report of a gradcheck: distances from FP64, what does not pass, and every case."""
+    counts = ", ".join(f"{n:,} {status}" for status, n in c.counts.items())
+    on = f"{len(c.cases):,} cases on {c.device}"
+    sections = (
+        Section("How far from FP64", tables=(distance_table(c),)),
+        Section("What does not pass", tables=(failures(c),), only="pages"),
+        Section("Every case", "Roundings off, or the verdict that is no pass.", (cases_table(c),), only="html"),
+    )
+    notes = (*(f"also: {text}" for text in c.conclusions[1:]), *(f"note: {text}" for text in c.notes))
+    return Report(
+        _verdict(c), sections, notes, command="gradcheck", title=c.name, subtitle=f"{on} · {counts}", words=WORDS,
+        facts=(("cases", on), ("versions", ", ".join(f"{k} {v}" for k, v in c.versions.items()))), records=c.records,
+    )  # fmt: skip
+
+
+def _verdict(c: Checked) -> Headline:
     if c.exit_code == 0:
         declared = sum(f.declared for f in c.found)
         how = " rounds as its reference declares" if declared else " and its reference are as near FP64 as float32 is"
         what = "outputs and gradients" if any(f.record.phase == "backward" for f in c.found) else "outputs alone"
         return Headline("✓", f"{c.name}{how}, {what}, in {len(c.cases)} cases.")
-    if c.exit_code == 1:
-        return Headline("✗", f"{c.name}: {c.conclusions[0]}.")
-    return Headline("?", f"{c.name}: {c.conclusions[0] if c.conclusions else 'nothing was judged'}.")
+    told = c.conclusions[0] if c.conclusions else "nothing was judged"
+    return Headline("✗" if c.exit_code == 1 else "?", f"{c.name}: {told}.")
 
 
-def table(c: Checked) -> Table:
+def distance_table(c: Checked) -> Table:
     """Return a row an array and side: its largest distance from FP64 in the plain cases, and its verdicts in all.
 
     The kernel without excess precision has one where that gives other bits.
@@ -41,20 +60,18 @@ def table(c: Checked) -> Table:
     )  # fmt: skip
 
 
-def cases(c: Checked) -> Table:
+def cases_table(c: Checked) -> Table:
     """Return a row a case and a column an array and side: what is no pass, and how many roundings off a pass is."""
     sides = list(dict.fromkeys((f.array, f.side) for f in c.found))
-    its: dict[tuple[str, str, str], list[Found]] = {}
+    its: dict[tuple[str, str, str], list[ArrayFinding]] = {}
     for f in c.found:
         its.setdefault((f.case, f.array, f.side), []).append(f)
     rows = [(case, *(_cell(its.get((case, *of), [])) for of in sides)) for case in c.cases]
     columns = tuple(f"{array} of the {side}" for array, side in sides)
-    return Table(
-        "Every case: roundings off, or the verdict that is no pass", ("case", *columns), tuple(rows), ("case",)
-    )
+    return Table("", ("case", *columns), tuple(rows), ("case",))
 
 
-def _cell(found: list[Found]) -> str:
+def _cell(found: list[ArrayFinding]) -> str:
     if not found:
         return ""
     worst = min(found, key=lambda f: STATUSES.index(f.verdict.status))
@@ -69,12 +86,12 @@ def failures(c: Checked) -> Table:
     columns = ("case", "array", "side", "verdict", "metric", "value", "limit", "roundings", "worst at", "it is", "FP64",
                "why")  # fmt: skip
     left = ("case", "array", "side", "verdict", "metric", "worst at", "why")
-    return Table("What does not pass", columns, tuple(rows), left, keys=3)
+    return Table("", columns, tuple(rows), left, keys=3)
 
 
-def _failure(f: Found) -> tuple[str, ...]:
+def _failure(f: ArrayFinding) -> tuple[str, ...]:
     v, w = f.verdict, f.record.worst
-    sizes = tuple("" if x is None else f"{value(x):.3g}" for x in (v.value, v.limit))
+    sizes = digits(v.value), digits(v.limit)
     off = "" if f.distance is None else f"{f.distance.componentwise:.3g}"
     place = (
         ("", "", "") if w is None else (str(list(w.index)), f"{value(w.candidate):.6g}", f"{value(w.reference):.6g}")
@@ -82,14 +99,16 @@ def _failure(f: Found) -> tuple[str, ...]:
     return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, v.text
 
 
-def listed(found: Sequence[Shipped]) -> Table:
-    """Return a row a check that ships."""
+def shipped_report(found: Sequence[Shipped]) -> Report:
+    """Return the report of the checks that ship: a row each."""
     rows = [(s.name, s.about, ", ".join(s.formats), ", ".join(s.gradients) or "outputs alone", s.here) for s in found]
     columns = ("check", "of", "formats", "gradients", "here")
-    return Table("checks that ship: precaudit gradcheck CHECK", columns, tuple(rows), left=columns)
+    table = Table("checks that ship: precaudit gradcheck CHECK", columns, tuple(rows), left=columns)
+    notes = (f"note: {INTERPRETED}",) if any(s.here == shipped.INTERPRETED for s in found) else ()
+    return Report(None, (Section(tables=(table,)),), notes, records=found)
 
 
-def _cells(found: list[Found]) -> tuple[str, ...]:
+def _cells(found: list[ArrayFinding]) -> tuple[str, ...]:
     plain = [f.distance for f in found if " " not in f.case and f.distance is not None]
     formats = dict.fromkeys(f.record.dtype or "" for f in found if f.record.dtype)
     every = [f.verdict.status for f in found]
@@ -97,9 +116,3 @@ def _cells(found: list[Found]) -> tuple[str, ...]:
     most = max((d.componentwise for d in plain), default=float("nan"))
     norm = max((d.normwise for d in plain), default=float("nan"))
     return ", ".join(formats), f"{most:.3g}", f"{norm:.2g}", told
-
-
-def lines(c: Checked) -> Iterator[str]:
-    """Yield every conclusion after the first, and the notes."""
-    yield from (f"also: {text}" for text in c.conclusions[1:])
-    yield from (f"note: {text}" for text in c.notes)

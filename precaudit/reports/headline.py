@@ -2,39 +2,23 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Literal
 
 from precaudit.judging.farthest import Farthest
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
-from precaudit.reports.judgement import NOTHING, digits, not_finite
-from precaudit.schema.places import LAST, Place
+from precaudit.reports.digits import digits, percent
+from precaudit.reports.judgement import NOTHING, not_finite
+from precaudit.reports.report import Headline
+from precaudit.schema.places import LAST, point_text
 from precaudit.schema.records.base import value
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.runs import PROGRAM_CALL, is_call
 
-Mark = Literal["✓", "✗", "?"]
-COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 LARGE = 0.1  # of the values themselves: from here on the first sentence says how far off they are
 KINDS = ("formula", "state", "policy", "local", "sums", "forward")  # of one place, what says most first
-
-
-@dataclass(frozen=True)
-class Headline:
-    """``mark``: ✓ fine, ✗ a fault, ? cannot judge; one sentence; ``next``: the command to run, if there is one."""
-
-    mark: Mark
-    sentence: str
-    next: str = ""
-
-    @property
-    def text(self) -> str:
-        """The sentence with its mark."""
-        return f"{self.mark} {self.sentence}"
 
 
 def headline(j: Judgement, run: str, among: str = "") -> Headline:
@@ -44,18 +28,18 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
     """
     places: set[tuple[int | None, str]] = set()
 
-    def noted(v: Verdict) -> Verdict:
+    def note(v: Verdict) -> Verdict:
         places.add((v.layer, v.point))
         return v
 
-    if (first := _first(map(noted, of_status(j, "fail", "nonfinite")))) is not None:
+    if (first := _first(map(note, of_status(j, "fail", "nonfinite")))) is not None:
         others = len(places) - 1
         rest = f" {others} more {'place fails' if others == 1 else 'places fail'}." if others else ""
-        return Headline("✗", f"{where(first)}: {how_bad(first)}.{rest}", next_command(first, run))
+        return Headline("✗", f"{place_text(first)}: {how_bad(first)}.{rest}", next_command(first, run))
     if (first := _first(of_status(j, "missing", "stale", "unknown"))) is not None:
         same = j.counts[first.status]
         told = first.text or "nothing is there"
-        return Headline("?", f"{same:,} {first.status}: {where(first)}: {told}.", next_command(first, run))
+        return Headline("?", f"{same:,} {first.status}: {place_text(first)}: {told}.", next_command(first, run))
     passed = j.counts.get("pass", 0)
     if not passed:
         return Headline("?", f"nothing was judged: {NOTHING[j.of]}.")
@@ -69,24 +53,14 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
 
 def how_far(far: Farthest, sources: Mapping[str, str]) -> str:
     """Return how far the farthest values are from FP64, and which operation adds most by itself."""
-    told = f"{_named(far.at)} is {percent(far.whole)} off FP64"
+    told = f"{point_text(far.at)} is {percent(far.whole)} off FP64"
     if far.made_at is None or not far.own:
         return told
     source = sources.get(far.made_at.point, "")
     line = f" ({source.rpartition('/')[2]})" if source else ""
     made = f", products in {' or '.join(far.ways)}" if far.ways else ""
-    return (
-        f"{told}; the largest error of one operation by itself is {percent(far.own)}: {_named(far.made_at)}{line}{made}"
-    )
-
-
-def _named(place: Place) -> str:
-    return place.point if place.layer is None else f"{place.point} of layer {place.layer}"
-
-
-def percent(x: float) -> str:
-    """Return a share in at most two significant digits: 73 %, 0.41 %, 1.2e-05 %."""
-    return f"{100 * x:.2g} %" if x < 1 else f"{100 * x:.0f} %"
+    at = f"{point_text(far.made_at)}{line}{made}"
+    return f"{told}; the largest error of one operation by itself is {percent(far.own)}: {at}"
 
 
 def of_status(j: Judgement, *statuses: Status) -> Iterator[Verdict]:
@@ -101,19 +75,19 @@ def _first(verdicts: Iterable[Verdict]) -> Verdict | None:
     """
 
     def key(v: Verdict) -> tuple[tuple[int, int], bool, int]:
-        depth = v.depth if v.phase != PROGRAM_CALL else (v.step, 0)
+        depth = v.depth if not is_call(v.phase) else (v.step, 0)
         return depth, v.phase != "prefill", KINDS.index(v.kind) if v.kind in KINDS else len(KINDS)
 
     return min(verdicts, key=key, default=None)
 
 
-def where(v: Verdict) -> str:
+def place_text(v: Verdict) -> str:
     """Return the operation, layer and call a verdict is on, as people say it."""
     if not v.point:
         return f"prompt {v.prompt}" if v.prompt else v.kind or "the run"
-    place = v.point if v.layer is None else f"{v.point} of layer {v.layer}"
-    if v.phase == PROGRAM_CALL:
-        return f"{place}, case {v.prompt}" + (f", call {v.step}" if v.step else "")
+    place = point_text(v)
+    if is_call(v.phase):
+        return f"{place}, case {v.prompt}" + (f", {v.phase} {v.step}" if v.step or v.phase != PROGRAM_CALL else "")
     return f"{place}, {v.phase}" if v.phase else place
 
 
@@ -124,7 +98,7 @@ def how_bad(v: Verdict) -> str:
     found, limit = digits(value(v.value)), digits(value(v.limit))
     if v.kind == "state" and v.metric == HASHED:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"
-    if v.kind == "state" and v.phase == PROGRAM_CALL:
+    if v.kind == "state" and is_call(v.phase):
         return f"{value(v.value):,.0f} choices are not those of the recorded values, by more than rounding"
     if v.kind == "sums" and not v.why:
         what = "the sum of a row" if v.scope == "token" else "sums of rows"
@@ -170,7 +144,7 @@ def next_command(v: Verdict, run: str) -> str:
         return f"precaudit diagnose {run}"
     if v.status == "stale":
         return "precaudit baseline RUN -o FILE --accept --why TEXT"
-    if v.phase == PROGRAM_CALL:
+    if is_call(v.phase):
         return f"precaudit compare {run}"
     narrowed = "" if v.depth[0] == LAST or v.layer is None else f" --layers {v.layer}"
     return f"precaudit compare {run}{narrowed} -v"

@@ -1,30 +1,32 @@
 """The report as one HTML file that needs no network, of what is written beside a run (templates/report.html)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.judging.verdicts import STATUSES
-from precaudit.recording.runs.unique import Seen
+from precaudit.recording.runs.unique import UniqueHashes
+from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import KINDS, Cell, cells, story
-from precaudit.reports.diagnosis import details, first_of, headline, shared
-from precaudit.reports.escaping import script
+from precaudit.reports.diagnosis import findings_section, first_of, shares_text
+from precaudit.reports.digits import short
+from precaudit.reports.escaping import escape_html, script
 from precaudit.reports.fitting import Table
-from precaudit.reports.gathered import Gathered, gather
-from precaudit.reports.headline import Headline
+from precaudit.reports.gathered import Gathered, gather_run
 from precaudit.reports.headline import headline as judged
-from precaudit.reports.meanings import words
-from precaudit.reports.provenance import facts, subtitle, title
-from precaudit.reports.summary import sentences
-from precaudit.reports.tables import detail, prefill_decode, short
-from precaudit.reports.tokens import text_of, worst
+from precaudit.reports.meanings import SHOWN
+from precaudit.reports.pages import as_html
+from precaudit.reports.provenance import facts_of, subtitle, title
+from precaudit.reports.report import Chart, Headline, Report, Section
+from precaudit.reports.summary import comparison_sentences
+from precaudit.reports.tables import detail, prefill_decode_table
+from precaudit.reports.tokens import text_of, worst_ratios
 from precaudit.schema.records.base import value
 
-ROWS = 3000  # of a table; what is more is counted
 POINTS = 80  # of a heat map: those that err most
 MAPS = {
     "local": ("Local error, unexplained", "Each operation by itself, from its own recorded inputs: the worst of its "
@@ -40,38 +42,88 @@ THEMED = charts.Palette(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A chart on the page: the element it is drawn in, its heading, and what it shows."""
-
-    id: str
-    title: str
-    says: str = ""
-    width: int = 1120
-
-
 def render(folder: Path) -> str:
     """Return the page of a compared run; raises UserError where it was not compared, or an extra is missing."""
-    charts.check()
-    return page(gather(folder))
+    charts.require_altair()
+    return gathered_page(gather_run(folder))
 
 
-def page(found: Gathered) -> str:
+def gathered_page(found: Gathered) -> str:
     """Return the page of what was gathered of a run; raises UserError where an extra is missing."""
-    shown = _shown(found)
-    specs, drawn = _charts(found, shown)
-    data = {"charts": specs, **_stories(found, shown)}
-    scripts = [_libraries(), templates.text("report.js")]
-    made = templates.page("report.html").render(
-        title=title(found), subtitle=subtitle(found), verdict=_verdict(found), run=str(found.folder), charts=drawn,
-        maps=[drawn[kind] for kind in MAPS if kind in drawn], bands={k: charts.bands(k)[:-1] for k in MAPS},
-        shares=[c for c in drawn.values() if c.id.startswith("share")], sentences=_sentences(found),
-        tokens=_tokens(found), pairs=_pairs(found), remedies=_remedies(found), diagnosed=found.findings is not None,
-        findings=[(headline(f), details(f)) for f in found.findings or ()], notes=_notes(found),
-        details=_details(found), facts=facts(found), words=words(), data=script(data), scripts=scripts,
-        style=templates.text("report.css"), policy=templates.policy(scripts), of_model=found.compared is not None,
+    shown, r = _map_cells(found), run_report(found)
+    maps = list(_maps(shown))
+    parts = (c for s in r.sections for x in (s, *s.parts) for c in x.charts)
+    data = {"charts": {c.id: c.spec for c in (*maps, *parts)}, **_stories(found, shown)}
+    scripts = [_libraries(), templates.template_file("report.js")]
+    return as_html(
+        r, "report.html", maps=maps, bands={k: charts.bands(k)[:-1] for k in MAPS}, sentences=_sentences(found),
+        data=script(data), scripts=scripts, policy=templates.policy(scripts),
     )  # fmt: skip
-    return str(made)
+
+
+def run_report(found: Gathered) -> Report:
+    """Return the report of all that is written beside a run, for a page that has its heat maps."""
+    warned = () if found.compared is None else found.compared.run.record.warnings
+    notes = [f"note: {n}" for n in dict.fromkeys([*found.judgement.notes, *warned])]
+    return Report(
+        _verdict(found), tuple(_sections(found)), tuple(notes), command="report", title=title(found.record),
+        subtitle=subtitle(found.record), facts=facts_of(found.record), words=SHOWN,
+    )  # fmt: skip
+
+
+def _sections(found: Gathered) -> Iterator[Section]:
+    of_model, diagnosed = found.compared is not None, found.findings is not None
+    if charts.grows(found.errors):
+        yield Section(
+            "How the error of the residual stream grows" if of_model else "How errors grow over steps",
+            "Forward error, relative, the median of all records of a layer; dashed: what rounding by the declared "
+            "policy makes.", menu="Growth",
+            charts=(_chart("growth", "Growth", charts.growth_chart(found.errors, THEMED)),),
+        )  # fmt: skip
+    if found.compared is not None:
+        yield Section(
+            "The worst tokens", "Where the forward error of a token is largest, over an emulated policy's (ratio). KL: "
+            "of the prediction after it, where its logits were recorded.", (_tokens(found.compared),), menu="Tokens",
+        )  # fmt: skip
+        pairs = prefill_decode_table(found.compared.prefill_decode)
+        yield Section(
+            "Prefill against decode", f"{pairs.title}." if pairs else "", (replace(pairs, title=""),) if pairs else (),
+            menu="Prefill and decode", missing=("Not recorded.", "precaudit trace … --phases prefill,decode"),
+        )  # fmt: skip
+    if diagnosed:
+        gains = charts.remedies_chart(found.remedies, THEMED) if found.remedies else None
+        yield Section(
+            "What would help, and what it costs", "Gain: the share of the error of the output that a change takes "
+            "away; the rest is what it costs." if found.remedies else "", tuple(_remedies(found)), menu="Remedies",
+            charts=() if gains is None else (_chart("remedies", "Remedies", gains, width=760),),
+            missing=("Diagnosis measured no change of this run.", ""),
+        )  # fmt: skip
+        known = [s for s in found.shares or () if s.unknown is None and s.shares]
+        yield Section(
+            "Which operations change the output", "Share: what each operation's own error adds to the change of an "
+            "output; the largest are shown." if known else "", parts=tuple(
+                Section(f"{s.prompt}: {s.objective}", f"{said[:1].upper()}{said[1:]}.", charts=(
+                    _chart(f"share{i}", "", charts.shares_chart(s, THEMED), width=760),
+                )) for i, s in enumerate(known) for said in [shares_text(s)]
+            ), menu="Shares", missing=("Diagnosis could not share out the change of this run's outputs.", ""),
+        )  # fmt: skip
+    none = ("None: diagnosis found nothing that rounding does not explain.", "")
+    none = none if diagnosed else ("Not known yet, nor remedies and shares.", f"precaudit diagnose {found.folder}")
+    yield replace(findings_section(found.findings or ()), missing=none)
+    yield Section("Every layer and point", tables=(replace(_details(found), title=""),), menu="Details", folded=True)
+
+
+def _chart(name: str, heading: str, made: Any, says: str = "", width: int = 1120) -> Chart:
+    spec = made.to_dict()
+    spec.pop("$schema")
+    return Chart(name, heading, spec, says, width)
+
+
+def _maps(shown: Mapping[str, Sequence[Cell]]) -> Iterator[Chart]:
+    for kind, (name, says) in MAPS.items():
+        if shown[kind]:
+            width = min(1120, 150 + 72 * len({c.layer for c in shown[kind]}))
+            yield _chart(kind, name, charts.heat_map((), kind, THEMED, shown[kind], legend=False), says, width)
 
 
 def _verdict(found: Gathered) -> Headline:
@@ -84,13 +136,13 @@ def _verdict(found: Gathered) -> Headline:
     return said
 
 
-def _shown(found: Gathered) -> dict[str, list[Cell]]:
+def _map_cells(found: Gathered) -> dict[str, list[Cell]]:
     """Return the cells of both maps."""
     suspects = found.suspects()
     return {kind: _cells(found, kind, suspects) for kind in KINDS}
 
 
-def _cells(found: Gathered, kind: str, suspects: Seen) -> list[Cell]:
+def _cells(found: Gathered, kind: str, suspects: UniqueHashes) -> list[Cell]:
     """Return the cells of a map, of at most so many points: those that err most."""
     every = cells(found.errors, kind, suspects)
     bad = {p: max(_weight(c) for c in every if c.point == p) for p in {c.point for c in every}}
@@ -101,30 +153,6 @@ def _cells(found: Gathered, kind: str, suspects: Seen) -> list[Cell]:
 def _weight(c: Cell) -> tuple[int, float]:
     """Return how much a cell deserves to be looked at first."""
     return -STATUSES.index(c.status), -1.0 if c.size is None else c.size
-
-
-def _charts(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> tuple[dict[str, Any], dict[str, Chart]]:
-    """Return {id: specification} and {id: what the page says of it}, in the order of the page."""
-    specs, drawn = {}, {}
-    for made, chart in _drawn(found, shown):
-        spec = made.to_dict()
-        spec.pop("$schema")
-        specs[chart.id], drawn[chart.id] = spec, chart
-    return specs, drawn
-
-
-def _drawn(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> Iterator[tuple[Any, Chart]]:
-    for kind, (name, says) in MAPS.items():
-        if shown[kind]:
-            layers = len({c.layer for c in shown[kind]})
-            chart = Chart(kind, name, says, min(1120, 150 + 72 * layers))
-            yield charts.heat_map((), kind, THEMED, shown[kind], legend=False), chart
-    if charts.grows(found.errors):
-        yield charts.growth(found.errors, THEMED), Chart("growth", "Growth")
-    if found.remedies:
-        yield charts.remedies(found.remedies, THEMED), Chart("remedies", "Remedies", width=760)
-    for i, s in enumerate(x for x in found.shares or () if x.unknown is None and x.shares):
-        yield charts.shares(s, THEMED), Chart(f"share{i}", f"{s.prompt}: {s.objective}", shared(s), 760)
 
 
 def _stories(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
@@ -150,46 +178,42 @@ def _sentences(found: Gathered) -> list[str]:
     """Return what a reader should take away of the records."""
     if found.program is not None:
         return [
-            *program.sentences(found.program, found.errors),
-            *(f"Growth: {x}." for x in program.growth(found.errors)[:1]),
+            *program.program_sentences(found.program, found.errors),
+            *(f"Growth: {x}." for x in program.growth_sentences(found.errors)[:1]),
         ]
     assert found.compared is not None
-    return sentences(found.errors, found.compared.prefill_decode)
+    return comparison_sentences(found.errors, found.compared.prefill_decode)
 
 
-def _tokens(found: Gathered) -> list[Any]:
-    return [] if found.compared is None else worst(found.compared, text_of(found.compared.run))
+def _tokens(found: Comparison) -> Table:
+    """Return the table of the tokens with the largest ratios, each marked in its context."""
+    rows = []
+    for t in worst_ratios(found, text_of(found.run)):
+        before, text, after = map(escape_html, (t.before, t.text, t.after))
+        quiet = '<span class="quiet">{}</span>'
+        context = f'<span class="token mono">{quiet.format(before)}<mark>{text}</mark>{quiet.format(after)}</span>'
+        kl = "" if t.kl is None else f"{t.kl:.2g}"
+        rows.append((t.prompt, str(t.position), templates.markup(context), f"{t.ratio:.3g}", kl, t.at.text))
+    columns = ("prompt", "position", "token, in its context", "ratio", "KL", "largest at")
+    return Table("", columns, tuple(rows), ("prompt", "token, in its context", "largest at"))
 
 
-def _pairs(found: Gathered) -> Table | None:
-    return None if found.compared is None else prefill_decode(found.compared.prefill_decode)
+def _details(found: Gathered) -> Table:
+    """Return the table of every layer and point."""
+    if found.program is None:
+        return detail(found.errors)
+    left = ("point", "format", "verdicts", "at")
+    return Table("", program.COLUMNS, tuple(program.rows(found.program, found.errors)), left)
 
 
-def _notes(found: Gathered) -> list[str]:
-    warned = () if found.compared is None else found.compared.run.record.warnings
-    return list(dict.fromkeys([*found.judgement.notes, *warned]))
-
-
-def _details(found: Gathered) -> tuple[Table, int]:
-    """Return the table of every layer and point, and how many rows were left out."""
-    if found.program is not None:
-        left = ("point", "format", "verdicts", "at")
-        table = Table("Every point", program.COLUMNS, tuple(program.rows(found.program, found.errors)), left)
-    else:
-        table = detail(found.errors)
-    return Table(table.title, table.columns, table.rows[:ROWS], table.left), max(0, len(table.rows) - ROWS)
-
-
-def _remedies(found: Gathered) -> Table | None:
-    """Return what changes gain and cost as a table."""
-    rows = [_line(r) if isinstance(r, LineRemedy) else _part(r) for r in found.remedies or ()]
-    if not rows:
-        return None
-    of_lines = isinstance((found.remedies or ())[0], LineRemedy)
-    columns = ("line", "gain", "±", "before", "after", "flips", "bytes more", "text") if of_lines else (
-        "change", "gain", "KL before", "KL after", "prefill", "decode", "memory", "flips", "how"
-    )  # fmt: skip
-    return Table("What changes gain, and cost", columns, tuple(rows), ("change", "line", "how", "text"))
+def _remedies(found: Gathered) -> Iterator[Table]:
+    """Yield what changes gain and cost as a table."""
+    if rows := [_line(r) if isinstance(r, LineRemedy) else _part(r) for r in found.remedies or ()]:
+        of_lines = isinstance((found.remedies or ())[0], LineRemedy)
+        columns = ("line", "gain", "±", "before", "after", "flips", "bytes more", "text") if of_lines else (
+            "change", "gain", "KL before", "KL after", "prefill", "decode", "memory", "flips", "how"
+        )  # fmt: skip
+        yield Table("", columns, tuple(rows), ("change", "line", "how", "text"))
 
 
 def _part(r: Remedy) -> tuple[str, ...]:

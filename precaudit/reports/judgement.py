@@ -7,12 +7,11 @@ from typing import TypeVar
 
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.schema.places import LAST, Place
+from precaudit.reports.digits import beside, digits
+from precaudit.schema.places import LAST
 from precaudit.schema.records.base import value
 
 P = TypeVar("P", bound=Hashable)
-SHOWN = 20  # groups in a pull request; the rest are counted
-FEW = 8  # in a terminal
 NOTHING = {
     "errors": "there are no local, forward or state records", "rollouts": "give --budgets or --baseline",
 }  # fmt: skip
@@ -43,10 +42,10 @@ class Group:
 
 def groups(verdicts: Iterable[Verdict]) -> list[Group]:
     """Group verdicts by status, kind, point and metric, those that start first in the program first."""
-    return next(iter(grouped(verdicts, lambda _v: None).values()), [])
+    return next(iter(group_verdicts(verdicts, lambda _v: None).values()), [])
 
 
-def grouped(verdicts: Iterable[Verdict], place: Callable[[Verdict], P]) -> dict[P, list[Group]]:
+def group_verdicts(verdicts: Iterable[Verdict], place: Callable[[Verdict], P]) -> dict[P, list[Group]]:
     """Return the groups of verdicts of each place."""
     found: dict[P, dict[tuple[str, ...], Group]] = {}
     for v in verdicts:
@@ -80,7 +79,7 @@ def not_finite(v: Verdict) -> str:
     return f"{n:,.0f} {one if n == 1 else many} NaN or infinite" + (" values" if v.kind == "sums" else "")
 
 
-def message(v: Verdict) -> str:
+def verdict_message(v: Verdict) -> str:
     """Return what, where, how bad against what, and the worst place with both values."""
     where = place_text_of(v)
     text = f"{v.status}: {where}" if where else f"{v.status}:"
@@ -99,19 +98,6 @@ def message(v: Verdict) -> str:
         text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"
     return (
         text + (f" {v.text}" if v.text and v.metric != "nonfinite" else "") + (f" (budget: {v.why})" if v.why else "")
-    )
-
-
-def digits(x: float) -> str:
-    """Return a number in at most three significant digits."""
-    return f"{x:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-
-
-def beside(x: float, reference: float) -> str:
-    """Return a value and its reference in three digits, and how far apart they are where those are the same."""
-    shown, other = digits(x), digits(reference)
-    return f"{shown}, reference {other}" + (
-        f", {digits(x - reference)} apart" if shown == other and x != reference else ""
     )
 
 
@@ -144,27 +130,7 @@ def tally(j: Judgement) -> str:
     return ", ".join(f"{n:,} {status}" for status, n in j.counts.items())
 
 
-def lines(j: Judgement, verbose: bool = False) -> list[str]:
-    """Return what a judgement rests on as lines of text; thousands of failures are a few groups.
-
-    ``verbose``: every group, also of those that only inherit.
-    """
-    found = groups(j.verdicts)
-    own = found if verbose else [g for g in found if g.first.status != "input suspect"]
-    shown = own if verbose else own[:FEW]
-    out = [message(g.first) + rest(g) for g in shown]
-    if len(own) > len(shown):
-        out.append(f"and {len(own) - len(shown)} more groups (-v shows them, --json lists every verdict)")
-    if inherit := sum(g.size for g in found if not any(g is one for one in own)):
-        out.append(f"input suspect: {inherit:,} records that a fault above may account for")
-    out += [f"note: {n}" for n in j.notes]
-    return [*out, *drift_lines(j), f"verdicts: {tally(j)}"]
-
-
 def drift_lines(j: Judgement) -> list[str]:
     """Return the largest growth against the baseline, and against the first of its chain."""
-    grown = [d for d in j.drift if d[0] > 1.0 or d[1] > 1.0][:3]
-    return [
-        f"drift: {Place.of(e).text} [{e.kind}] rel_l2 {now:.2f} × the baseline's, {first:.2f} × the first baseline's"
-        for now, first, e in grown
-    ]
+    grown = [d for d in j.drift if d.now > 1.0 or d.first > 1.0][:3]
+    return [f"drift: {d.what} {d.now:.2f} × the baseline's, {d.first:.2f} × the first baseline's" for d in grown]

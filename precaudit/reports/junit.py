@@ -4,19 +4,19 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from precaudit.judging.judgement import Judgement
 from precaudit.reports.escaping import xml
-from precaudit.reports.judgement import Group, grouped, message, rest
+from precaudit.reports.judgement import Group, group_verdicts, rest, verdict_message
 
 WHOLE = "run"  # the case of verdicts on the whole run: a prompt, a baseline
 FOUND = {"fail": Failure, "nonfinite": Failure, "input suspect": Skipped, "not run": Skipped}
 
 
-def render(j: Judgement) -> str:
+def render_junit(j: Judgement) -> str:
     """Return the judgement as JUnit XML: fail and nonfinite are failures, missing, stale and unknown errors.
 
     Names hold no number, prompt or count; those of layers and points that pass are there, too.
     """
     found: dict[tuple[int | None, str], list[Group]] = {place: [] for place in ((None, ""), *j.places)}
-    found |= grouped(j.verdicts, lambda v: (v.layer, v.point))
+    found |= group_verdicts(j.verdicts, lambda v: (v.layer, v.point))
     suite = TestSuite("precaudit")
     suite.add_property("run", xml(j.name))
     for (layer, point), its in found.items():
@@ -31,5 +31,7 @@ def _case(layer: int | None, point: str, its: list[Group]) -> TestCase:
     """Return the case of a place with a result for each group of verdicts on it."""
     name = (point or WHOLE) if layer is None else f"layer {layer} {point}"
     case = TestCase(xml(name), "precaudit")
-    case.result = [FOUND.get(g.first.status, Error)(xml(message(g.first) + rest(g)), g.first.status) for g in its]
+    case.result = [
+        FOUND.get(g.first.status, Error)(xml(verdict_message(g.first) + rest(g)), g.first.status) for g in its
+    ]
     return case

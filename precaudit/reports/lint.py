@@ -4,18 +4,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from precaudit.checks.lint.linting import Linted, numbers, products
+from precaudit.checks.lint.linting import Linted, count_by_unit, phase_numbers
 from precaudit.checks.lint.rule import SEVERITIES, LintRecord, Rule, Severity
 from precaudit.checks.lint.rules import every
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline, Mark
+from precaudit.reports.report import Headline, Mark, Report, Section
 
 LEVELS = {"error": "error", "unknown": "warning", "warning": "warning", "note": "note"}  # SARIF's own words
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FEW = 6  # places that a sentence names
 
 
-def headline(found: Linted, name: str, fail_on: Severity) -> Headline:
+def lint_report(found: Linted, name: str, fail_on: Severity) -> Report:
+    """Return the report of lint: findings by rule and place, why and what to change, what each phase takes."""
+    sections = (
+        Section("Findings", tables=(places_table(found.findings),), lines=tuple(_reasons(found.findings))),
+        Section("What phases take", tables=(_phases(found),)),
+    )
+    notes = tuple(f"note: {n}" for n in found.notes)
+    return Report(_verdict(found, name, fail_on), sections, notes, command="lint", title=name, records=found.findings)
+
+
+def _verdict(found: Linted, name: str, fail_on: Severity) -> Headline:
     """Return the first sentence: the worst rule that fires and where, or that none does."""
     code = found.exit_code(fail_on)
     mark: Mark = "✗" if code == 1 else "?" if code == 3 else "✓"
@@ -23,7 +33,7 @@ def headline(found: Linted, name: str, fail_on: Severity) -> Headline:
         return Headline("✓", f"{name}: no rule fires{_where(found)}.")
     first = found.findings[0]
     same = [f for f in found.findings if f.rule == first.rule]
-    places = list(dict.fromkeys(place(f) for f in same))
+    places = list(dict.fromkeys(finding_place(f) for f in same))
     more = f" and {len(places) - FEW} more" if len(places) > FEW else ""
     count = sum(f.count for f in same)
     at = f"{', '.join(places[:FEW])}{more}"
@@ -39,7 +49,7 @@ def _where(found: Linted) -> str:
     return f" on {on}" if on else ""
 
 
-def place(f: LintRecord) -> str:
+def finding_place(f: LintRecord) -> str:
     """Return where a finding is: its point, else its line."""
     return f.point or brief(f.source) or f.phase or "the program"
 
@@ -55,19 +65,19 @@ def brief(source: str) -> str:
     return source
 
 
-def table(findings: Sequence[LintRecord]) -> Table:
+def places_table(findings: Sequence[LintRecord]) -> Table:
     """Return a row a rule and place, its phases in a column."""
     rows: dict[tuple[str, ...], dict[str, int]] = {}
     for f in findings:
         at = " ".join(filter(None, (f.point, "" if f.layers is None else f"0:{f.layers}")))
         phases = rows.setdefault((f.severity, f.rule, at, brief(f.source)), {})
         phases[f.phase or "all"] = phases.get(f.phase or "all", 0) + f.count
-    cells = tuple((*key, _counted(phases)) for key, phases in rows.items())
+    cells = tuple((*key, _phases_text(phases)) for key, phases in rows.items())
     columns = ("severity", "rule", "point, layers", "line", "phase")
     return Table("", columns, cells, columns, 2)
 
 
-def reasons(findings: Sequence[LintRecord]) -> Iterator[str]:
+def _reasons(findings: Sequence[LintRecord]) -> Iterator[str]:
     """Yield, for every rule that fires, why, what to change and what that rests on."""
     seen: set[tuple[str, str]] = set()
     for f in findings:
@@ -76,22 +86,22 @@ def reasons(findings: Sequence[LintRecord]) -> Iterator[str]:
             yield f"- {f.rule}: {f.says} To change: {f.fix}. Rests on: {f.rests}."
 
 
-def _counted(phases: Mapping[str, int]) -> str:
+def _phases_text(phases: Mapping[str, int]) -> str:
     """Return the phases with how often; one number for both where it is the same."""
     if len(phases) > 1 and {1} != set(phases.values()) == {max(phases.values())}:
         return f"{max(phases.values())} × each"
     return ", ".join(p if n == 1 else f"{n} × {p}" for p, n in phases.items())
 
 
-def phases(found: Linted) -> Table:
+def _phases(found: Linted) -> Table:
     """Return what each phase takes on the target: seconds to compile, MB on the chip, flops, products by unit."""
     rows: list[tuple[str, ...]] = []
     for v in found.views:
-        n = numbers(v)
+        n = phase_numbers(v)
         if v.compiled is None:
             rows.append((v.phase, f"{n['products']:,}"))
             continue
-        made = products(v)
+        made = count_by_unit(v)
         rows.append(
             (
                 v.phase, f"{n['seconds']:.1f}", *(f"{n[key] / 1e6:,.1f}" for key in MEMORY), f"{n['flops']:.1e}",
@@ -108,7 +118,7 @@ def phases(found: Linted) -> Table:
 MEMORY = ("arguments", "outputs", "temporaries")
 
 
-def rules(listed: Sequence[Rule]) -> Iterator[str]:
+def rule_lines(listed: Sequence[Rule]) -> Iterator[str]:
     """Yield what every rule says, needs and rests on, for ``lint --list``."""
     for r in listed:
         yield f"{r.id} ({r.severity}, reads {NEEDS[r.needs]}): {r.title}"

@@ -1,6 +1,6 @@
 """What the words of a page mean, in a sentence each: the glossary's, and a few that stand on pages alone."""
 
-from precaudit.schema.glossary import names, plain
+from precaudit.schema.glossary import lookup_key, terms_by_name
 
 OWN = {
     "top-1": "The token with the largest logit.",
@@ -21,10 +21,5 @@ SHOWN = (
 def meaning(word: str) -> str:
     """Return the sentence on a word, empty where there is none."""
     name = ALIASES.get(word, word)
-    found = names().get(plain(name))
+    found = terms_by_name().get(lookup_key(name))
     return OWN[name] if name in OWN else found[0].meaning.replace("`", "") if found else ""
-
-
-def words() -> dict[str, str]:
-    """Return what a page explains at its end."""
-    return {word: meaning(word) for word in SHOWN}

@@ -1,17 +1,15 @@
 """What models are supported, and what one is, as text and tables."""
 
-import json
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 from precaudit.models.checkpoints.gguf_files import kinds
-from precaudit.models.checkpoints.inspection import TensorCheck, formats
-from precaudit.models.checkpoints.opening import Checkpoint, installed
+from precaudit.models.checkpoints.inspection import TensorCheck, tensor_formats
+from precaudit.models.checkpoints.opening import Checkpoint, named_models
 from precaudit.models.checkpoints.safetensors_files import DTYPES
 from precaudit.models.configs import FAMILIES, DecoderConfig
 from precaudit.models.configs.gguf import ARCHITECTURES
-from precaudit.reports.escaping import terminal
+from precaudit.reports.report import Report, Section
 from precaudit.schema.coverage import predicted_bytes
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
 from precaudit.schema.policies import load_policy
@@ -22,8 +20,27 @@ TOKENS, STEPS = 512, 8  # the prompt a run's size is told for
 PACKAGES = ("jax", "jaxlib", "libtpu", "transformers", "tokenizers", "gguf", "safetensors", "huggingface_hub")
 
 
-def supported() -> dict[str, str]:
-    """Return what can be opened, and the versions installed."""
+def models_report(opened: Checkpoint | None = None) -> Report:
+    """Return the report of what can be opened, and the versions installed; or of a checkpoint, and a run of it."""
+    facts = _support_table() if opened is None else _describe(opened)
+    return Report(None, (Section(facts=tuple(facts.items())),), records=(facts,))
+
+
+def check_report(opened: Checkpoint, found: Sequence[TensorCheck]) -> Report:
+    """Return the report of a checkpoint's tensors: a line for each that is not finite, and a summary."""
+    bad = [t for t in found if t.nonfinite]
+    lines = [f"{t.name} {list(t.shape)} {t.format}: {t.nonfinite} values are NaN or infinite" for t in bad]
+    total = sum(t.largest > 0 for t in found)
+    state = "all finite" if not bad else f"{len(bad)} of them not finite"
+    zeros = f"; {len(found) - total} hold only zeros" if total < len(found) else ""
+    lines.append(
+        f"{opened.name}: {len(found)} tensors read, shapes as the configuration implies, {state}{zeros}; "
+        f"SHA-256 of the files {opened.hashes.sha256()}"
+    )
+    return Report(None, (Section(lines=tuple(lines)),), records=[t._asdict() for t in found])
+
+
+def _support_table() -> dict[str, str]:
     versions = []
     for name in PACKAGES:
         try:
@@ -35,16 +52,15 @@ def supported() -> dict[str, str]:
         "folders": f"config.json with safetensors ({', '.join(DTYPES)}; float8 with scales), single or sharded",
         "GGUF": f"{', '.join(ARCHITECTURES)} in {', '.join(kinds())}",
         "hub ids": "owner/model or owner/model@revision, from the cache or fetched",
-        "names": "; ".join(f"{name}: {'installed' if there else how}" for name, (there, how) in installed().items()),
+        "names": "; ".join(f"{name}: {'installed' if there else how}" for name, (there, how) in named_models().items()),
         "points": ", ".join(POINTS),
         "installed": ", ".join(versions),
     }
 
 
-def described(opened: Checkpoint) -> dict[str, str]:
-    """Return what a checkpoint is and how large a run of it would be."""
+def _describe(opened: Checkpoint) -> dict[str, str]:
     c = opened.config
-    held = ", ".join(f"{n} tensors {name}" for name, n in sorted(formats(opened).items()))
+    held = ", ".join(f"{n} tensors {name}" for name, n in sorted(tensor_formats(opened).items()))
     size = sum(p.stat().st_size for p in opened.hashes.paths)
     points = present(c.sparse)
     default = (*DEFAULT_POINTS, *support(DEFAULT_POINTS, PHASES, c.sparse, True))
@@ -77,30 +93,3 @@ def _megabytes(c: DecoderConfig, points: tuple[str, ...]) -> str:
         every_logit=False, decode_steps=STEPS, batch=1, pad="right", tokens_from=None,
     )  # fmt: skip
     return f"{predicted_bytes(requested, c, load_policy('bf16'), [TOKENS]) / 1e6:,.1f} MB"
-
-
-def text(table: dict[str, str]) -> str:
-    """Return a table as lines of ``name  text``."""
-    return "\n".join(f"{name:11} {value}" for name, value in table.items())
-
-
-def as_json(table: dict[str, Any]) -> str:
-    """Return a table as one line of JSON."""
-    return json.dumps(table)
-
-
-def show_checked(opened: Checkpoint, found: Sequence[TensorCheck], console: Any) -> None:
-    """Print one line for every tensor that is not finite, and a summary."""
-    bad = [t for t in found if t.nonfinite]
-    for t in bad:
-        line = f"{terminal(t.name)} {list(t.shape)} {t.format}: {t.nonfinite} values are NaN or infinite"
-        console.print(line, soft_wrap=True, markup=False)
-    total = sum(t.largest > 0 for t in found)
-    state = "all finite" if not bad else f"{len(bad)} of them not finite"
-    zeros = f"; {len(found) - total} hold only zeros" if total < len(found) else ""
-    console.print(
-        f"{terminal(opened.name)}: {len(found)} tensors read, shapes as the configuration implies, {state}{zeros}; "
-        f"SHA-256 of the files {opened.hashes.sha256()}",
-        soft_wrap=True,
-        markup=False,
-    )

@@ -9,12 +9,13 @@ from precaudit.judging.verdicts import STATUSES
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
 from precaudit.references.attribution import attribute
-from precaudit.reports.cells import over
+from precaudit.reports.cells import over_limit
+from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import besides
-from precaudit.schema.records.base import Count, Number, Record, number, value
+from precaudit.schema.records.base import Count, Number, Record, json_number, value
 from precaudit.schema.records.errors import ErrorRecord
 
 
@@ -63,7 +64,7 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
         flips=sum(not x >= 1 for d in spread for x in d.top1),
         positions=sum(len(d.top1) for d in spread),
         verdict=_verdict(judgement),
-        excess=_largest([number(over(e)) for e in local]),
+        excess=_largest([json_number(over_limit(e)) for e in local]),
         flip=_first_flip(logits),
         besides=besides(found.run.record.policy),
     )
@@ -86,7 +87,7 @@ def _rank(x: Number | None) -> float:
 
 def _largest(numbers: Iterable[Number | None]) -> Number | None:
     worst = max((x for x in numbers if x is not None), key=_rank, default=None)
-    return None if worst is None else number(value(worst))
+    return None if worst is None else json_number(value(worst))
 
 
 def _verdict(j: Judgement) -> str:
@@ -105,7 +106,7 @@ KEY = (
 )
 
 
-def cells(row: PolicyRow) -> tuple[str, ...]:
+def row_texts(row: PolicyRow) -> tuple[str, ...]:
     """Return a row as text."""
     if row.why is not None:
         return (row.policy, *[""] * (len(COLUMNS) - 2), f"? {row.why}")
@@ -113,25 +114,28 @@ def cells(row: PolicyRow) -> tuple[str, ...]:
         f"{row.explained:,} of {row.operations:,}"
     )  # fmt: skip
     return (
-        row.policy, short(row.local), row.where, explained if row.operations else "unknown", short(row.logits),
-        short(row.kl), f"{row.flips:,} of {row.positions:,}" if row.positions else "unknown", row.verdict,
+        row.policy, short(row.local, "unknown"), row.where, explained if row.operations else "unknown",
+        short(row.logits, "unknown"),
+        short(row.kl, "unknown"), f"{row.flips:,} of {row.positions:,}" if row.positions else "unknown", row.verdict,
     )  # fmt: skip
 
 
-def short(x: Number | None) -> str:
-    """Return a number in two digits, NaN and what is not known by name."""
-    if x is None:
-        return "unknown"
-    size = value(x)
-    return "NaN" if isnan(size) else "0" if size == 0 else f"{size:.1e}".replace("e-0", "e-").replace("e+0", "e+")
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def policy_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table of texts, a row a policy."""
     return Table("", tuple(columns), tuple(tuple(row) for row in rows), (columns[0], columns[-1], "at"))
 
 
-def headline(rows: Sequence[PolicyRow], folder: str) -> Headline:
+def policies_report(rows: Sequence[PolicyRow], folder: str, said: Sequence[str] = ()) -> Report:
+    """Return the report of runs under several policies; ``said``: what differs between them."""
+    section = Section(
+        tables=(policy_table(COLUMNS, [row_texts(r) for r in rows]),), lines=(*KEY, *(f"- {x}" for x in said))
+    )
+    return Report(
+        _verdict_on(rows, folder), (section,), ending=("Records and a report are beside each run",), records=rows
+    )
+
+
+def _verdict_on(rows: Sequence[PolicyRow], folder: str) -> Headline:
     """Return the first sentence: which policies do not pass, or that all do."""
     failing = [r.policy for r in rows if r.verdict.startswith("✗")]
     open_ = [r.policy for r in rows if r.why is not None or r.verdict.startswith("?")]
@@ -153,7 +157,7 @@ def all_explained(rows: Sequence[PolicyRow]) -> str:
     return f"rounding explains every error of all {len(rows)} policies{more}."
 
 
-def differences(first: Comparison, other: Comparison) -> list[str]:
+def policy_differences(first: Comparison, other: Comparison) -> list[str]:
     """Return in sentences what differs between a run and the first, which it is held against."""
     a, b = first.run.record, other.run.record
     names = f"{b.policy['name']} against {a.policy['name']}"

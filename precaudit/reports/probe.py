@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from precaudit.checks.probing.probe import Probed
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline, how_bad
+from precaudit.reports.headline import how_bad
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ProbeRecord
 
@@ -15,23 +16,31 @@ FIRST = "@"
 LEFT = ("operands", "way", "result", "made of", "as asked")
 
 
-def headline(p: Probed) -> Headline:
+def probe_report(p: Probed, every: bool = False) -> Report:
+    """Return the report of a probe; ``every``: a row a way, the refused ones among them."""
+    return Report(
+        _verdict(p), (Section(tables=tuple(_tables(p, every))),), tuple(_notes(p)), command="probe",
+        title=f"attention scores on {p.device}", words=("rel_l2", "max_diff", "FP64", "unknown"), records=p.records,
+    )  # fmt: skip
+
+
+def _verdict(p: Probed) -> Headline:
     """Return what the sentences of --fail-on say, or what was measured, in one sentence."""
     if p.judgement is None:
-        said = "".join((_price(p), _replaced(p), _elsewhere(p)))
+        said = "".join((_price(p), _replacements_text(p), _elsewhere(p)))
         return Headline("?", f"measured, not judged: {said}. Give limits with --fail-on.")
     bad = [v for v in p.judgement.verdicts if v.status in ("fail", "nonfinite")]
     if bad:
         others = f" {len(bad) - 1} more fail." if len(bad) > 1 else ""
-        return Headline("✗", f"{_told(bad[0])}.{others}")
+        return Headline("✗", f"{_verdict_text(bad[0])}.{others}")
     if p.judgement.verdicts:
-        return Headline("?", f"{_told(p.judgement.verdicts[0])}.")
+        return Headline("?", f"{_verdict_text(p.judgement.verdicts[0])}.")
     if not p.judgement.counts:
         return Headline("?", "nothing was judged: no way that was taken is under a limit.")
     return Headline("✓", f"all {p.judgement.counts['pass']:,} products under a limit keep it; {_price(p)}.")
 
 
-def _told(v: Verdict) -> str:
+def _verdict_text(v: Verdict) -> str:
     what = how_bad(v) if v.metric else v.text
     return f"{v.phase} {v.point} ({v.prompt}): {what}"
 
@@ -65,7 +74,7 @@ def _digits(first: ProbeRecord, wide: ProbeRecord) -> str:
     return f"{math.log10(value(first.rel_l2) / value(wide.rel_l2)):.1f} digits more"
 
 
-def _replaced(p: Probed) -> str:
+def _replacements_text(p: Probed) -> str:
     taken = {r.way for r in p.records if r.target is None and r.asked is not None and r.unknown is None}
     others = sorted({r.way for r in p.records if r.target is None and r.honoured == "replaced"})
     if not others:
@@ -84,7 +93,7 @@ def _elsewhere(p: Probed) -> str:
     return f"; {r.phase} {r.point} ({r.prompt}) would be {value(r.rel_l2):.2g} off, here {found:.2g}"
 
 
-def tables(p: Probed, every: bool = False) -> Iterator[Table]:
+def _tables(p: Probed, every: bool) -> Iterator[Table]:
     """Yield a table a shape; ways that make the same scores are one row, and ``every``: each has its own."""
     target = p.target
     timed = any(r.time is not None for r in p.records)
@@ -108,19 +117,27 @@ def _rows(p: Probed, shape: str, every: bool) -> list[Row]:
         if r.unknown is not None and (other is None or other.unknown is not None) and not every:
             continue
         alone = r.way if every or r.way == FIRST or r.way.startswith("preferred") else ""
-        key = (r.phase, alone, _said(r), None if other is None else _said(other))
+        key = (r.phase, alone, _result_text(r), None if other is None else _result_text(other))
         found.setdefault(key, []).append((r, other))
     return list(found.values())
 
 
-def _said(r: ProbeRecord) -> object:
-    return (r.dtype, r.rel_l2, r.max_diff, r.made, _asked(r), r.memory, r.unit, r.passes, r.unknown is None)
+def _result_text(r: ProbeRecord) -> object:
+    return (r.dtype, r.rel_l2, r.max_diff, r.made, _honoured_text(r), r.memory, r.unit, r.passes, r.unknown is None)
 
 
 def _cells(its: Row, target: str | None, timed: bool) -> tuple[str, ...]:
     r, other = its[0]
     ways = ", ".join(x.way for x, _ in its)
-    cells = [r.phase, ways, r.dtype or "refused", _size(r.rel_l2), _size(r.max_diff), " or ".join(r.made), _asked(r)]
+    cells = [
+        r.phase,
+        ways,
+        r.dtype or "refused",
+        _size(r.rel_l2),
+        _size(r.max_diff),
+        " or ".join(r.made),
+        _honoured_text(r),
+    ]
     cells.append("" if r.memory is None else f"{r.memory[2]:,}")
     if timed:
         cells.append(_times([x for x, _ in its]))
@@ -133,7 +150,7 @@ def _size(x: object) -> str:
     return "" if x is None else f"{value(x):.2g}"  # type: ignore[arg-type]
 
 
-def _asked(r: ProbeRecord) -> str:
+def _honoured_text(r: ProbeRecord) -> str:
     """Return whether what was asked for was made; nothing where that was left to the device."""
     if r.honoured is None:
         return ""
@@ -155,10 +172,10 @@ def _there(r: ProbeRecord) -> str:
     return f"{r.unit} unit{passes}"
 
 
-def lines(p: Probed) -> Iterator[str]:
+def _notes(p: Probed) -> Iterator[str]:
     """Yield what else fails, what was refused and in which words, and notes."""
     if p.judgement is not None:
-        yield from (f"also: {_told(v)}" for v in p.judgement.verdicts[1:])
+        yield from (f"also: {_verdict_text(v)}" for v in p.judgement.verdicts[1:])
     for target in dict.fromkeys(r.target for r in p.records):
         refused = [r for r in p.records if r.target == target and r.unknown is not None]
         yield from _refusals(refused, target or p.platform)

@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite, prod
 from statistics import median
-from typing import Any
 
+from precaudit.judging.programs import pairs_of
 from precaudit.judging.rules import judge
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.reports import fitting
 from precaudit.reports.diagnosis import JUMP
-from precaudit.reports.escaping import code, markdown, terminal
-from precaudit.reports.judgement import digits
-from precaudit.reports.tables import short
+from precaudit.reports.digits import digits, short
+from precaudit.reports.provenance import facts_of, subtitle
+from precaudit.reports.provenance import title as title_of
+from precaudit.reports.report import Headline, Report, Section
+from precaudit.reports.summary import prefill_decode_sentence
+from precaudit.reports.tables import prefill_decode_table
+from precaudit.schema.emulations import SUMS
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
@@ -24,15 +28,16 @@ from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
 
-def listing(points: Sequence[ProgramPoint], console: Any) -> None:
-    """Print the points of a program in its order."""
+def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
+    """Return the report of what would be recorded of a program's entry point: its points in its order."""
     rows = []
     for p in points:
         nbytes = prod((*p.stacked, *p.shape)) * FORMATS[p.dtype].itemsize
         steps = "×".join(map(str, p.stacked))
         rows.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
     columns = ("point", "steps", "shape", "format", "bytes", "made by", "at")
-    fitting.show(fitting.Table("", columns, tuple(rows), ("point", "format", "made by", "at")), console)
+    table = fitting.Table(title, columns, tuple(rows), ("point", "format", "made by", "at"))
+    return Report(None, (Section(tables=(table,)),), records=points)
 
 
 SHOWN = 24  # points, unless all are asked for
@@ -40,28 +45,38 @@ LEAST = 3  # steps of a point that tell how its error grows
 COLUMNS = ("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at")
 
 
-def show(opened: Opened, errors: Sequence[ErrorRecord], console: Any, every: bool = False) -> None:
-    """Print, for every point, the largest errors over cases, calls and steps, and what rounding leaves of them.
+def program_report(
+    opened: Opened, errors: Sequence[ErrorRecord], verdict: Headline | None = None, every: bool = False
+) -> Report:
+    """Return the report of a program's run: for every point its largest errors over cases, calls and steps.
 
-    Without ``every``, of many points those that do not pass and the ones of which most is left.
+    Without ``every`` a terminal shows, of many points, those that do not pass and the ones of which most is left.
     """
-    shown = rows(opened, errors)
-    kept = set(
-        range(len(shown))
-        if every or len(shown) <= SHOWN
-        else sorted(range(len(shown)), key=lambda i: _weight(shown[i]))[:SHOWN]
-    )
+    found, said = rows(opened, errors), tuple(program_sentences(opened, errors))
+    order = sorted(range(len(found)), key=lambda i: _weight(found[i]))
+    kept = sorted(order[: None if every else SHOWN])
     title = "The largest of each point: local, one segment on its recorded inputs; forward, the whole program"
-    fitting.show(
-        fitting.Table(
-            title, COLUMNS, tuple(r for i, r in enumerate(shown) if i in kept), ("point", "format", "verdicts", "at")
-        ),
-        console,
+    left = ("point", "format", "verdicts", "at")
+    rest = len(found) - len(kept)
+    more = (f"and {rest} more points, which pass (--all shows them)",) if rest else ()
+    whole, part = (fitting.Table(title, COLUMNS, tuple(r), left) for r in (found, [found[i] for i in kept]))
+    twice = prefill_decode_table(pairs_of(opened))
+    others = () if twice is None else (twice,)
+    sections = (
+        Section(tables=(whole, *others), lines=said, only="pages"),
+        Section(tables=(part, *others), lines=(*more, *said), only="terminal"),
     )
-    if len(kept) < len(shown):
-        console.print(f"and {len(shown) - len(kept)} more points, which pass (--all shows them)")
-    for line in sentences(opened, errors):
-        console.print(terminal(line), markup=False, soft_wrap=console.width > fitting.UNFOLDED)
+    r = opened.record
+    return Report(
+        verdict,
+        sections,
+        command="compare",
+        title=title_of(r),
+        subtitle=subtitle(r),
+        facts=facts_of(r),
+        records=errors,
+        folds=True,
+    )
 
 
 def _weight(row: tuple[str, ...]) -> tuple[bool, float]:
@@ -70,27 +85,16 @@ def _weight(row: tuple[str, ...]) -> tuple[bool, float]:
     return passes, -float(row[4].removesuffix(" u") or 0.0)
 
 
-def render(opened: Opened, errors: Sequence[ErrorRecord]) -> str:
-    """Return the same as Markdown."""
-    r = opened.record
-    head = [
-        f"# precaudit: {markdown(r.program or r.id)}, {markdown(r.device)}",
-        "",
-        f"Run {code(r.id)}, {r.finished}.",
-        "",
-    ]
-    lines = [f"- {markdown(s)}" for s in sentences(opened, errors)]
-    table = [list(COLUMNS), [":--", ":--", *["--:"] * 6, ":--", ":--"], *rows(opened, errors)]
-    cells = ["| " + " | ".join(x if i == 1 else markdown(x) for x in row) + " |" for i, row in enumerate(table)]
-    return "\n".join([*head, *lines, "", *cells, ""])
-
-
 def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
     """Return a row of ``COLUMNS`` for every point and output."""
-    by_point: dict[str, _Seen] = defaultdict(_Seen)
+    by_point: dict[tuple[str, str], _Seen] = defaultdict(_Seen)
     for e in errors:
-        by_point[e.point].add(e)
-    return [_row(p, by_point[p.name]) for p in (*opened.record.judged, *opened.record.outputs)]
+        by_point[e.phase, e.point].add(e)
+    every = [one.record for one in opened.entries]
+    return [
+        _row(p, by_point[r.phase, p.name], f"{r.entry} {p.name}" if len(every) > 1 else p.name)
+        for r in every for p in (*r.judged_points, *r.outputs)
+    ]  # fmt: skip
 
 
 @dataclass
@@ -119,7 +123,7 @@ def _more(before: float | None, x: float) -> float:
     return x if before is None or x > before else before
 
 
-def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
+def program_sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Yield what a reader should take away."""
     yield from opened.record.warnings
     every = made = closed = unsteady = 0
@@ -138,6 +142,9 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
         f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
         "ratio: over what its rounding makes of it."
     )
+    yield from _accumulation_lines(errors)
+    if (twice := prefill_decode_sentence(pairs_of(opened))) is not None:
+        yield twice
     yield from _narrow_sums(narrow)
     if unsteady:
         yield (
@@ -146,33 +153,41 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
         )
     yield from _tokens(errors)
     yield from _formula(errors)
-    yield from _announced(opened, errors)
-    for n in opened.record.neutrality:
+    yield from _announcement_lines(opened, errors)
+    for n in (n for one in opened.entries for n in one.record.neutrality):
         if not n.bitwise:
             yield f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."
 
 
 def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
-    """Say whether the program's FP64 shadow is the reference, and where it first is not."""
+    """Say what the program's FP64 shadow was held against, at how many points, and where it first is another."""
     known = other = 0
+    points: set[str] = set()
     largest, name, first = 0.0, "", None
     for e in of_kinds(errors, "formula"):
         if e.rel_l2 is not None:
             name, known, largest = name or e.reference.partition(":")[0], known + 1, max(largest, value(e.rel_l2))
+            points.add(e.point)
             if not value(e.rel_l2) <= SAME:
                 first, other = first or e, other + 1
     what = "your function" if name == "reference" else f"the textbook of {name}"
-    if known and first is None:
-        yield f"Formula: the program's FP64 shadow is {what}, to {largest:.1e} at every point of {known}."
-    if first is not None:
+    if not known:
+        yield "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME."
+    elif first is None:
         yield (
-            f"Formula: the program's FP64 shadow is not {what}: first at {first.point}"
-            f"{'' if first.layer is None else f', step {first.layer}'} ({first.reference.rpartition(':')[2]}), "
-            f"{value(first.rel_l2):.1e} off; {other} of {known} places differ. Next: precaudit diagnose"
+            f"Formula: held against {what} at {len(points)} points; the program in FP64 is that, to {largest:.1e} in "
+            f"{known} places."
+        )
+    else:
+        yield (
+            f"Formula: held against {what} at {len(points)} points; the program in FP64 is not that: first at "
+            f"{first.point}{'' if first.layer is None else f', step {first.layer}'} "
+            f"({first.reference.rpartition(':')[2]}), {value(first.rel_l2):.1e} off; {other} of {known} places differ. "
+            "Next: precaudit diagnose"
         )
 
 
-def _announced(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
+def _announcement_lines(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say how many operations are what the announced policy makes of them, or that no map showed any."""
     announced = opened.record.policy
     if announced is None:
@@ -189,8 +204,8 @@ def _announced(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     yield f"Policy {name}: {told} what it makes of the recorded inputs{rest}."
 
 
-def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:
-    """Return a point's row of the table."""
+def _row(p: ProgramPoint, found: _Seen, name: str) -> tuple[str, ...]:
+    """Return a point's row of the table, under a name."""
     told = ", ".join(f"{n} {status}" for status, n in found.verdicts.items())
     u = FORMATS[p.dtype].unit_roundoff
     local, left, equal, forward, size = "", "", "", "", ""
@@ -200,7 +215,18 @@ def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:
         left, equal = f"{digits(found.left)} u", f"{found.equal} of {found.known}"
     if found.forward is not None and found.ratio is not None:
         forward, size = short(found.forward), digits(found.ratio)
-    return p.name, p.dtype, local, in_u, left, equal, forward, size, told, p.source
+    return name, p.dtype, local, in_u, left, equal, forward, size, told, p.source
+
+
+def _accumulation_lines(errors: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Say what sums of products in each emulated format would leave at most, and where."""
+    worst: dict[str, ErrorRecord] = {}
+    for e in of_kinds(errors, "accum"):
+        if e.rel_l2 is not None and (e.candidate not in worst or value(e.rel_l2) > value(worst[e.candidate].rel_l2)):
+            worst[e.candidate] = e
+    each = [f"{name.removeprefix(SUMS)} {value(e.rel_l2):.1e} ({e.point})" for name, e in worst.items()]
+    if each:
+        yield f"Products summed in another format would be up to this far off, which names no cause: {', '.join(each)}."
 
 
 def _keep_narrow(worst: dict[str, ErrorRecord], e: ErrorRecord) -> None:
@@ -237,7 +263,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         yield f"Logits: top-1 is FP64's in {same} of {rows} rows{said}{lost}."
 
 
-def growth(errors: Sequence[ErrorRecord]) -> list[str]:
+def growth_sentences(errors: Sequence[ErrorRecord]) -> list[str]:
     """Return how the error of each point grows over its steps, jumps first, then the one that grows most."""
     sizes: dict[str, dict[tuple[int, int], array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
     for e in of_kinds(errors, "forward"):

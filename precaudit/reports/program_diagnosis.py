@@ -1,34 +1,33 @@
 """The diagnosis of a program's run in the terminal: the verdict first, then what matters and what would help."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from precaudit.diagnosis.evidence.raised_lines import MOST, WORTH, worth
+from precaudit.diagnosis.evidence.raised_lines import MOST, WORTH, is_worth_a_word
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed
-from precaudit.reports.diagnosis import shared
-from precaudit.reports.escaping import terminal
-from precaudit.reports.headline import COLOURS
-from precaudit.reports.program import growth
-from precaudit.reports.tables import short
+from precaudit.reports.diagnosis import shares_text
+from precaudit.reports.digits import short
+from precaudit.reports.program import growth_sentences
+from precaudit.reports.report import Headline, Mark, Report, Section
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
 FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
 
 
-def show(found: Diagnosed, errors: Sequence[ErrorRecord], console: Any, verbose: bool) -> None:
-    """Print the findings of a program's run, what is unknown, or that there are none; then effects and growth."""
-    colours = {mark: f"bold {colour}" for mark, colour in COLOURS.items()}
-    for line in text(found, errors, verbose):
-        console.print(terminal(line), style=colours.get(line[:1], ""), markup=False, highlight=False, soft_wrap=True)
+def program_diagnosis_report(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False) -> Report:
+    """Return the report of a program's diagnosis: findings, what is unknown or explained; then effects and growth."""
+    first, *lines = _lines(found, errors, verbose)
+    mark: Mark = "✗" if found.findings else "✓" if first.startswith("✓") else "?"
+    return Report(Headline(mark, first[2:]), (Section(lines=tuple(lines)),), records=found.findings)
 
 
-def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False) -> list[str]:
-    """Return the verdict, the findings and what there is to know of the outputs as lines."""
+def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> list[str]:
     lines = []
     for f in found.findings:
-        size = "" if f.rel_l2 is None else f"; {value(f.rel_l2):.2e} off at {f.point}, {f.records} records"
+        off = 0.0 if f.rel_l2 is None else value(f.rel_l2)
+        records = f"{f.records} record{'' if f.records == 1 else 's'}"
+        size = f"; {off:.2e} off at {f.point}, {records}" if off else ""
         lines.append(f"✗ {f.kind}: {f.says}{size}")
     lines += [f"? unknown: {x}" for x in found.unknown]
     if not found.findings and not found.unknown and not found.explained:
@@ -36,8 +35,8 @@ def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False)
     elif not found.findings and not found.unknown:
         lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged.")
     lines += [f"Note: {x}; within rounding" for x in found.notes]
-    lines += [f"Growth: {x}." for x in growth(errors)[: None if verbose else 1]]
-    lines += [f"Output: {shared(s)}" for s in found.effects.shares[: None if verbose else 1]]
+    lines += [f"Growth: {x}." for x in growth_sentences(errors)[: None if verbose else 1]]
+    lines += [f"Output: {shares_text(s)}" for s in found.effects.shares[: None if verbose else 1]]
     lines += list(_remedies(found.effects.lines, verbose))
     if found.effects.unknown:
         lines.append(f"To change: unknown: {found.effects.unknown}")
@@ -59,7 +58,7 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
     )
     if first.real is not None and value(first.size[0]) > FAR * value(first.real):
         yield "  the emulation is farther off than the program was: what lines gain is the emulation's, and less here"
-    shown = [r for r in lines if verbose or worth(r)]
+    shown = [r for r in lines if verbose or is_worth_a_word(r)]
     single = [r for r in shown if len(r.sources) == 1]
     for r in [*single[: None if verbose else MOST], *(r for r in shown if len(r.sources) > 1)]:
         yield f"  {remedy(r)}"

@@ -2,47 +2,34 @@
 
 from collections.abc import Iterator
 
-from precaudit.recording.runs.programs import ProgramRun, taken
-from precaudit.reports.gathered import Gathered
+from precaudit.recording.runs.programs import ProgramRun, points_text
+from precaudit.reports.digits import count_text
+from precaudit.reports.report import Facts
 from precaudit.schema.places import spans
 from precaudit.schema.records.runs import RunRecord
 
 
-def title(found: Gathered) -> str:
+def title(r: RunRecord | ProgramRun) -> str:
     """Return what was run."""
-    if found.program is not None:
-        return found.program.record.program or found.program.record.id
-    assert found.compared is not None
-    return found.compared.run.record.model.id
+    return (r.program or r.id) if isinstance(r, ProgramRun) else r.model.id
 
 
-def subtitle(found: Gathered) -> str:
+def subtitle(r: RunRecord | ProgramRun) -> str:
     """Return how and on what it was run, in a line."""
-    r = found.judgement.name
-    if found.program is not None:
-        p = found.program.record
-        return f"run {r} · {p.device} · {_counted(len(p.cases), 'case')}, {_counted(p.calls, 'call')} · {_day(p)}"
-    assert found.compared is not None
-    m = found.compared.run.record
-    layers = _counted(len(m.requested.layers), "layer")
-    prompts = _counted(len(m.requested.prompts), "prompt")
-    return f"run {r} · policy {m.policy.get('name', '')} · {m.device} · {layers}, {prompts} · {_day(m)}"
-
-
-def _counted(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
+    if isinstance(r, ProgramRun):
+        return f"run {r.id} · {r.device} · {count_text(len(r.cases), 'case')}, {r.every_calls} · {_day(r)}"
+    layers = count_text(len(r.requested.layers), "layer")
+    prompts = count_text(len(r.requested.prompts), "prompt")
+    return f"run {r.id} · policy {r.policy.get('name', '')} · {r.device} · {layers}, {prompts} · {_day(r)}"
 
 
 def _day(r: RunRecord | ProgramRun) -> str:
     return (r.finished or "not finished").partition("T")[0]
 
 
-def facts(found: Gathered) -> list[tuple[str, str]]:
-    """Return (name, value) of everything that says what the numbers are of."""
-    if found.program is not None:
-        return [(k, v) for k, v in _program(found.program.record) if v]
-    assert found.compared is not None
-    return [(k, v) for k, v in _model(found.compared.run.record) if v]
+def facts_of(r: RunRecord | ProgramRun) -> Facts:
+    """Return (name, value) of everything that says what a run's numbers are of."""
+    return tuple((k, v) for k, v in (_program(r) if isinstance(r, ProgramRun) else _model(r)) if v)
 
 
 def _model(r: RunRecord) -> Iterator[tuple[str, str]]:
@@ -68,8 +55,8 @@ def _program(r: ProgramRun) -> Iterator[tuple[str, str]]:
     yield "code, SHA-256", r.code
     yield "weights, SHA-256", r.weights
     yield "cases", ", ".join(r.cases)
-    yield "calls", str(r.calls)
-    yield "points", f"{len(r.judged)}, {taken(r)}"
+    yield "calls", r.every_calls
+    yield "points", f"{len(r.judged_points)}, {points_text(r)}"
     yield "device", r.device
     yield from _common(r)
 

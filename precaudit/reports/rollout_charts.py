@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing, powers, styled
-from precaudit.reports.escaping import terminal
+from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing, powers, style
+from precaudit.reports.escaping import terminal_line
 
 MOST = 6  # lines of a chart, as many as a palette has series
 STEPS = 160  # points of a line
@@ -45,12 +45,12 @@ def along(apart: Array) -> tuple[Array, Array]:
     return np.array([at for at, _ in kept]), np.array([mean for _, mean in kept])
 
 
-def distribution(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
+def distribution_chart(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
     """Return the share of tokens beyond |Δ log p|, both axes logarithmic, a line for each of ``apart``."""
     alt = altair_of()
     rows = [
         {"of": name, "size": float(x), "share": float(y)}
-        for name, delta in _shown(apart)
+        for name, delta in _first_lines(apart)
         for x, y in zip(*beyond(delta), strict=True)
     ]
     base = alt.Chart(data_of(rows)).mark_line(strokeWidth=2, interpolate="step-before")
@@ -60,12 +60,12 @@ def distribution(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
     )
 
 
-def drift(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
+def drift_chart(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
     """Return mean |Δ log p| over positions, a line for each of ``apart``; means that are 0 are left out."""
     alt = altair_of()
     rows = [
         {"of": name, "at": int(at), "size": float(mean)}
-        for name, delta in _shown(apart)
+        for name, delta in _first_lines(apart)
         for at, mean in zip(*along(delta), strict=True)
         if mean > 0
     ]
@@ -81,16 +81,16 @@ def _axis(rows: list[dict[str, Any]], name: str, form: str) -> Any:
     return altair_of().Axis(format=form, values=powers([r[name] for r in rows]))
 
 
-def _shown(apart: Mapping[str, Array]) -> list[tuple[str, Array]]:
+def _first_lines(apart: Mapping[str, Array]) -> list[tuple[str, Array]]:
     """Return the first lines, their names without control characters, at some of which vl-convert aborts."""
-    return [(terminal(name), x) for name, x in list(apart.items())[:MOST]]
+    return [(terminal_line(name), x) for name, x in list(apart.items())[:MOST]]
 
 
 def _lines(base: Any, apart: Mapping[str, Array], palette: Palette, height: int) -> Any:
     alt = altair_of()
-    names = [name for name, _ in _shown(apart)]
+    names = [name for name, _ in _first_lines(apart)]
     scale = alt.Scale(domain=names, range=list(palette.series[: len(names)]))
-    return styled(base.encode(alt.Color("of:N", title=None, scale=scale)), palette, height)
+    return style(base.encode(alt.Color("of:N", title=None, scale=scale)), palette, height)
 
 
 def svg(chart: Any) -> str:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.checks.rollouts.limits import Held, RolloutRecord
+from precaudit.checks.rollouts.budgets import LimitOutcome, smaller_is_worse
+from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
 from precaudit.checks.rollouts.parity import Parity
+from precaudit.reports.digits import count_text
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline
+from precaudit.reports.report import Headline
 from precaudit.schema.records.base import value
 
 SEQUENCES = 5
@@ -14,19 +16,19 @@ QUANTILES = ("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_max", "cl
 NEAR_ONE = (*SMALLER_IS_WORSE, "ppl_ratio")  # what differs from 1 by what matters
 
 
-def headline(p: Parity) -> Headline:
+def parity_verdict(p: Parity) -> Headline:
     """Return what the limits say, or that none was given, in one sentence."""
     if p.faults:
         told = ", ".join(f"{n} {name.partition(': ')[2]} ({name.partition(': ')[0]})" for name, n in p.faults.items())
         left = max(r.mismatch.left_out for r in p.whole)
-        return Headline("✗", f"values that are no log-probability: {told}; {_count(left, 'sequence')} left out.")
+        return Headline("✗", f"values that are no log-probability: {told}; {count_text(left, 'sequence')} left out.")
     bad = [h for h in p.held if h.status in ("fail", "nonfinite")]
     if bad:
         rest = f" {len(bad) - 1} more limits are broken." if len(bad) > 1 else ""
-        return Headline("✗", f"{_held(bad[0])}.{rest}")
+        return Headline("✗", f"{_outcome_text(bad[0])}.{rest}")
     open_ = [h for h in p.held if h.status == "unknown"]
     if open_:
-        return Headline("?", f"{open_[0].limit.metric} is not defined of these rollouts.")
+        return Headline("?", f"{open_[0].metric} is not defined of these rollouts.")
     last = next(r for r in reversed(p.whole) if r.rollout == "engine")
     found = f"{last.trainer}: kl {cell(last, 'kl')}, largest |Δ log p| {cell(last, 'abs_diff_max')}"
     if p.held:
@@ -34,19 +36,19 @@ def headline(p: Parity) -> Headline:
     return Headline("?", f"measured, not judged: engine against {found}. Give limits with --fail-above.")
 
 
-def _held(h: Held) -> str:
-    side = "below" if h.limit.below else "above"
-    return f"engine against {h.trainer}: {h.limit.metric} is {h.found:.3g}, {side} {h.limit.value:g}"
+def _outcome_text(h: LimitOutcome) -> str:
+    side = "below" if smaller_is_worse(h.metric) else "above"
+    return f"engine against {h.trainer}: {h.metric} is {h.found:.3g}, {side} {h.limit:g}"
 
 
-def table(p: Parity) -> Table:
+def metrics(p: Parity) -> Table:
     """Return a row a metric and a column a comparison."""
     columns = tuple(f"{r.rollout} / {r.trainer}" for r in p.whole)
     rows = [(name, *(cell(r, name) for r in p.whole)) for name in METRICS]
     return Table(f"rollout / trainer ({p.model}, policy {p.policy})", ("metric", *columns), tuple(rows), ("metric",))
 
 
-def worst(p: Parity) -> Table:
+def worst_sequences(p: Parity) -> Table:
     """Return the sequences whose log-probabilities are farthest from the last trainer's, a row each."""
     trainer = next(r.trainer for r in reversed(p.whole) if r.rollout == "engine")
     mine = [r for r in p.each if r.rollout == "engine" and r.trainer == trainer and r.worst is not None]
@@ -76,16 +78,16 @@ def quantiles(parities: Sequence[Parity]) -> Table:
     return Table("", columns, tuple(rows), ("policy", "sides"), 2)
 
 
-def held(p: Parity) -> Table:
+def limits_table(p: Parity) -> Table:
     """Return a row a limit and trainer: what was found, and the verdict."""
-    rows = [(f"engine / {h.trainer}", h.limit.metric, f"{h.found:.4g}", f"{h.limit.value:g}", h.status) for h in p.held]
+    rows = [(f"engine / {h.trainer}", h.metric, f"{h.found:.4g}", f"{h.limit:g}", h.status) for h in p.held]
     columns = ("sides", "metric", "value", "limit", "verdict")
     return Table(f"policy {p.policy}", columns, tuple(rows), ("sides", "metric", "verdict"))
 
 
-def lines(p: Parity) -> Iterator[str]:
+def parity_notes(p: Parity) -> Iterator[str]:
     """Yield every limit that does not pass, after the first, and what was left out or overflowed."""
-    yield from (f"also: {_held(h)}" for h in [h for h in p.held if h.status == "fail"][1:])
+    yield from (f"also: {_outcome_text(h)}" for h in [h for h in p.held if h.status == "fail"][1:])
     for r in p.whole:
         m, name = r.mismatch, f"{r.rollout} / {r.trainer}"
         if m.overflowed:
@@ -93,12 +95,8 @@ def lines(p: Parity) -> Iterator[str]:
         if m.saturated:
             yield f"note: {name}: {m.saturated} log ratios are beyond ±20, where verl's chi2 stops growing"
     m = p.whole[0].mismatch
-    judged = f"{_count(m.sequences, 'sequence')} of {_count(m.tokens, 'token')} judged"
+    judged = f"{count_text(m.sequences, 'sequence')} of {count_text(m.tokens, 'token')} judged"
     yield f"{judged}; {m.empty} without tokens, {m.left_out} left out"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def cell(r: RolloutRecord, name: str) -> str:

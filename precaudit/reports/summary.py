@@ -8,11 +8,11 @@ from math import isfinite
 from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
-from precaudit.reports.judgement import beside
+from precaudit.reports.digits import beside
 from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
-from precaudit.schema.limits.checks import SAME, farthest
+from precaudit.schema.limits.checks import SAME, farthest_formula
 from precaudit.schema.places import ORDER
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -21,7 +21,7 @@ from precaudit.schema.selection import PHASES
 
 
 @dataclass(frozen=True)
-class Line:
+class SummaryLine:
     """All records of one layer and point, by their worst: sizes of the largest, explained of the least."""
 
     layer: int | None
@@ -33,7 +33,7 @@ class Line:
     unknown: tuple[str, ...]
 
 
-def lines(errors: Iterable[ErrorRecord]) -> list[Line]:
+def worst_lines(errors: Iterable[ErrorRecord]) -> list[SummaryLine]:
     """Return a line for every layer and point with a forward or local record, in layer and then table order."""
     groups: dict[tuple[int | None, str], _Group] = {}
     for e in errors:
@@ -66,9 +66,9 @@ class _Group:
             if a is not None and (self.blamed is None or (a.passes, a.share) < _least(self.blamed[1])):
                 self.blamed = e, a
 
-    def line(self, layer: int | None, point: str) -> Line:
+    def line(self, layer: int | None, point: str) -> SummaryLine:
         fails = self.blamed is not None and not self.blamed[1].passes
-        return Line(
+        return SummaryLine(
             layer=layer, point=point, forward=self.forward,
             local=self.blamed[0] if fails and self.blamed is not None else self.local,
             blame=None if self.blamed is None else self.blamed[1], nonfinite=self.nonfinite,
@@ -107,7 +107,7 @@ def share_text(a: Attribution | None) -> str:
     return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent > -1000 else "<-999%"
 
 
-def place_text(e: ErrorRecord | None) -> str:
+def row_place(e: ErrorRecord | None) -> str:
     """Return where a record's worst rows are: ``l1_source d3 t587 h2`` is decode step 3, position 587, head 2."""
     if e is None:
         return ""
@@ -134,7 +134,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name
     sizes = {
         hash((_place(e), e.candidate)): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point
-    }  # hashes as in unique.Seen
+    }  # hashes as in unique.UniqueHashes
     ratios, shares = (defaultdict[str, "array[float]"](lambda: array("d")) for _ in range(2))
     policy, names, rows, named = array("d"), None, 0, 0
     for e in of_kinds(errors, "local"):
@@ -211,7 +211,7 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     known = isfinite(a.share) and isfinite(a.left_u)
     explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
     return (
-        f"{lost} of {rows} local errors are more than rounding. First: {where} ({place_text(e)}): "
+        f"{lost} of {rows} local errors are more than rounding. First: {where} ({row_place(e)}): "
         f"{value(e.rel_l2):.1e} off{explained}{values}.{tail}"
     )
 
@@ -241,13 +241,13 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     largest, why = 0.0, ""
     first: ErrorRecord | None = None
     for e in of_kinds(errors, "formula"):
-        rows, size = rows + 1, farthest(e)[0]
+        rows, size = rows + 1, farthest_formula(e)[0]
         if e.numberless is not None:
             lacking, why = lacking + 1, why or e.numberless
         elif size <= SAME:
             largest = max(largest, size)
         else:
-            far, first = far + 1, e if first is None else min(first, e, key=_called)
+            far, first = far + 1, e if first is None else min(first, e, key=_formula_order)
     if not rows:
         return None
     if lacking:
@@ -257,11 +257,11 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     where = first.point if first.layer is None else f"layer {first.layer} {first.point}"
     return (
         f"Formula: at {far} of {rows} places the program's FP64 shadow is not the reference; first {where} "
-        f"({first.prompt} {first.phase} {first.step}): {farthest(first)[0]:.1e}."
+        f"({first.prompt} {first.phase} {first.step}): {farthest_formula(first)[0]:.1e}."
     )
 
 
-def _called(e: ErrorRecord) -> tuple[int, int, int, int]:
+def _formula_order(e: ErrorRecord) -> tuple[int, int, int, int]:
     """Return what orders formula records: phase, layer, point, step."""
     return list(PHASES).index(e.phase), *_deep(e), e.step
 
@@ -295,7 +295,9 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     return f"Prefill and decode: top-1 equal at {match} of {len(pairs)} positions{rest}{largest}."
 
 
-def sentences(errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord], whole: bool = True) -> list[str]:
+def comparison_sentences(
+    errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord], whole: bool = True
+) -> list[str]:
     """Return what a reader should take away, most important first; ``whole``: with every size."""
     found = [
         local_sentence(errors), accumulation_sentence(errors, whole), state_sentence(errors), formula_sentence(errors),

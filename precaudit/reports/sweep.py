@@ -1,17 +1,18 @@
 """A sweep in a terminal and as a picture: a row a policy, and the front of those worth having."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError
 from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing
-from precaudit.reports.escaping import terminal
+from precaudit.reports.digits import digits, short
+from precaudit.reports.escaping import terminal_line
 from precaudit.reports.fitting import Table
-from precaudit.reports.headline import Headline
-from precaudit.reports.policies import PolicyRow, all_explained, short
+from precaudit.reports.policies import PolicyRow, all_explained
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.records.base import Count, Number, Record, value
 
@@ -66,10 +67,16 @@ def _costs(row: SweepRow) -> tuple[float, float]:
     return value(row.errors.kl), value(row.decode_ms)
 
 
-def headline(rows: Sequence[SweepRow]) -> Headline:
+def sweep_report(rows: Sequence[SweepRow], tpu: str | None = None) -> Report:
+    """Return the report of a sweep: a row a policy, and what its columns are."""
+    lines = [*KEY, *(f"{r.policy} is not predicted: {r.predicted_why}" for r in rows if r.predicted_why is not None)]
+    return Report(_verdict(rows), (Section(tables=(_table(rows, tpu),), lines=tuple(lines)),), records=rows)
+
+
+def _verdict(rows: Sequence[SweepRow]) -> Headline:
     """Return the first sentence: the policies on the front, or those that fail or cannot run."""
     failing = [r.policy for r in rows if r.errors is not None and r.errors.verdict.startswith("✗")]
-    unknown = [r.policy for r in rows if r.policy not in failing and (r.why or not _judged(r))]
+    unknown = [r.policy for r in rows if r.policy not in failing and (r.why or not _is_judged(r))]
     best = ", ".join(r.policy for r in rows if r.front)
     kept = f" Worth having, by KL and time: {best}." if best else ""
     if failing:
@@ -79,11 +86,11 @@ def headline(rows: Sequence[SweepRow]) -> Headline:
     return Headline("✓", f"{all_explained([r.errors for r in rows if r.errors is not None])}{kept}")
 
 
-def _judged(row: SweepRow) -> bool:
+def _is_judged(row: SweepRow) -> bool:
     return row.errors is not None and row.errors.verdict.startswith("✓")
 
 
-def table(rows: Sequence[SweepRow], tpu: str | None = None) -> Table:
+def _table(rows: Sequence[SweepRow], tpu: str | None) -> Table:
     """Return a row a policy."""
     columns = [
         "policy", "prefill ms", "×", "decode ms", "×", "MB", "excess", LOGITS, "KL", "top-1", "first flip", "k3_kl",
@@ -93,7 +100,7 @@ def table(rows: Sequence[SweepRow], tpu: str | None = None) -> Table:
     if tpu is not None:
         columns.insert(9, tpu)
         for row, r in zip(cells, rows, strict=True):
-            row.insert(9, short(r.predicted) if r.predicted_why is None else "?")
+            row.insert(9, short(r.predicted, "unknown") if r.predicted_why is None else "?")
     return Table("", tuple(columns), tuple(map(tuple, cells)), ("policy", "first flip", "front", "verdict"))
 
 
@@ -103,23 +110,12 @@ def _cells(r: SweepRow) -> list[str]:
         return [r.policy, *[""] * 12, f"? {r.why}"]
     equal = e.positions - e.flips
     return [
-        r.policy, _plain(r.prefill_ms), _plain(r.prefill_ratio), _plain(r.decode_ms), _plain(r.decode_ratio),
-        "" if r.memory is None else f"{r.memory / 1e6:,.0f}", _plain(e.excess), short(e.logits), short(e.kl),
-        f"{equal:,} of {e.positions:,}" if e.positions else "unknown", e.flip or "none", short(r.k3_kl),
+        r.policy, *map(digits, (r.prefill_ms, r.prefill_ratio, r.decode_ms, r.decode_ratio)),
+        "" if r.memory is None else f"{r.memory / 1e6:,.0f}", digits(e.excess), short(e.logits, "unknown"),
+        short(e.kl, "unknown"),
+        f"{equal:,} of {e.positions:,}" if e.positions else "unknown", e.flip or "none", short(r.k3_kl, "unknown"),
         "●" if r.front else "", e.verdict,
     ]  # fmt: skip
-
-
-def _plain(x: Any) -> str:
-    return "" if x is None else f"{value(x):.3g}"
-
-
-def lines(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Yield what a reader should know beside the table."""
-    yield from KEY
-    for r in rows:
-        if r.predicted_why is not None:
-            yield f"{r.policy} is not predicted: {r.predicted_why}"
 
 
 def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
@@ -145,7 +141,7 @@ def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
 
 def _plainly(name: str) -> str:
     """Return a name without control characters, at some of which vl-convert aborts, and without markup."""
-    return terminal(name).replace("<", "‹")
+    return terminal_line(name).replace("<", "‹")
 
 
 def picture(rows: Sequence[SweepRow], path: Path) -> bytes:

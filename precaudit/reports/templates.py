@@ -7,11 +7,11 @@ from hashlib import sha256
 from importlib import resources
 from typing import Any
 
-from precaudit.reports.escaping import html
+from precaudit.reports.escaping import escape_html
 from precaudit.reports.meanings import meaning
 
 
-def text(name: str) -> str:
+def template_file(name: str) -> str:
     """Return a file of precaudit/templates."""
     return (resources.files("precaudit") / "templates" / name).read_text(encoding="utf-8")
 
@@ -22,15 +22,22 @@ def page(name: str) -> Any:
     from jinja2 import Environment, FunctionLoader
     from markupsafe import Markup
 
-    def shown(x: Any) -> Any:
-        return Markup(html(x)) if isinstance(x, str) and not isinstance(x, Markup) else x
+    def show(x: Any) -> Any:
+        return Markup(escape_html(x)) if isinstance(x, str) and not isinstance(x, Markup) else x
 
     made = Environment(
-        autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(text)
+        autoescape=True, finalize=show, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(template_file)
     )  # fmt: skip
     made.filters["raw"] = Markup
-    made.globals["meaning"] = meaning
+    made.globals |= {"meaning": meaning, "style": template_file("report.css"), "policy": policy()}
     return made.get_template(name)
+
+
+def markup(made: str) -> Any:
+    """Return what a cell of a table shows as it is: its texts are escaped already."""
+    from markupsafe import Markup
+
+    return Markup(made)
 
 
 def policy(scripts: Sequence[str] = ()) -> str:

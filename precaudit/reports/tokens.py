@@ -37,7 +37,7 @@ class Token:
     kl: float | None
 
 
-def worst(found: Comparison, text: Text | None) -> list[Token]:
+def worst_ratios(found: Comparison, text: Text | None) -> list[Token]:
     """Return the tokens with the largest ratios, largest first; ``text``: makes text of ids, None: ids are shown."""
     at: dict[tuple[str, int], tuple[float, ErrorRecord]] = {}
     for ratio, position, e in _ratios(found.errors):
@@ -75,7 +75,7 @@ def _kls(errors: Sequence[ErrorRecord], wanted: Container[tuple[str, int]]) -> d
 
 def _token(run: Run, key: tuple[str, int], ratio: float, e: ErrorRecord, kl: float | None, text: Text | None) -> Token:
     prompt, position = key
-    ids, show = fed(run, prompt), text or _ids
+    ids, show = token_ids(run, prompt), text or _ids
     back, ahead = WINDOW[text is not None]
     before = [ids[i] for i in range(max(0, position - back), position) if i in ids]
     after = [ids[i] for i in range(position + 1, position + 1 + ahead) if i in ids]
@@ -94,7 +94,7 @@ def _visible(text: str) -> str:
     return _line(text) if text.strip(" ") else "␣" * max(1, len(text))
 
 
-def fed(run: Run, prompt: str) -> Mapping[int, int]:
+def token_ids(run: Run, prompt: str) -> Mapping[int, int]:
     """Return the token id at every position of a prompt: its own, then those that were generated."""
     ids = dict(enumerate(run.prompts[prompt].tokens)) if prompt in run.prompts else {}
     return ids | {s.position: s.token for s in run.steps if s.prompt == prompt and s.position not in ids}
@@ -125,11 +125,11 @@ def text_of(run: Run) -> Text | None:
     return text if written and known else None
 
 
-def quoted(run: Run, ids: Iterable[int]) -> Mapping[int, str]:
+def quote_tokens(run: Run, ids: Iterable[int]) -> Mapping[int, str]:
     """Return each token as it is written in source, in quotes; nothing where the tokenizer is not here."""
     wanted = sorted(set(ids))
     show = text_of(run) if wanted else None
-    return {} if show is None else {i: _quoted(show([i])) for i in wanted}
+    return {} if show is None else {i: _quote(show([i])) for i in wanted}
 
 
 def top_tokens(pairs: Iterable[PrefillDecodeRecord]) -> list[int]:
@@ -137,5 +137,5 @@ def top_tokens(pairs: Iterable[PrefillDecodeRecord]) -> list[int]:
     return [i for p in pairs for i in (p.prefill_top1, p.decode_top1, p.f64_top1) if i is not None]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")

@@ -5,19 +5,19 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from textwrap import wrap
 
-from precaudit.schema.glossary import KEY, POINT, Entry
+from precaudit.schema.glossary import KEY, POINT, Term
 
 
-def paragraphs(entry: Entry, width: int | None) -> Iterator[str]:
+def paragraphs(entry: Term, width: int | None) -> Iterator[str]:
     """Yield the lines of an entry; ``width`` None: every paragraph is one line."""
-    yield from _wrapped(f"{entry.title}: {_text(entry.meaning)}", width, "")
+    yield from _wrap(f"{entry.title}: {_text(entry.meaning)}", width, "")
     for label, text in entry.items:
-        yield from _wrapped(f"{label}: {_text(text)}", width, "  ")
+        yield from _wrap(f"{label}: {_text(text)}", width, "  ")
     if entry.also:
-        yield from _wrapped(f"Also called: {', '.join(entry.also)}", width, "  ")
+        yield from _wrap(f"Also called: {', '.join(entry.also)}", width, "  ")
 
 
-def listing(entries: Iterable[Entry], width: int | None) -> Iterator[str]:
+def word_lines(entries: Iterable[Term], width: int | None) -> Iterator[str]:
     """Yield a line a word with the first sentence of its meaning: words, then points, then policy keys."""
     shown = list(entries)
     column = max(len(e.name if e.of in (POINT, KEY) else e.title) for e in shown) + 4
@@ -25,7 +25,7 @@ def listing(entries: Iterable[Entry], width: int | None) -> Iterator[str]:
         yield f"{of.capitalize() or 'Word'}s (precaudit explain {'TERM' if not of else of.split()[-1].upper()})"
         for e in its:
             name = f"  {e.name if of else e.title}"
-            yield from _wrapped(f"{name:{column}}{_text(first_sentence(e.meaning))}", width, " " * column, hang=True)
+            yield from _wrap(f"{name:{column}}{_text(first_sentence(e.meaning))}", width, " " * column, hang=True)
 
 
 def first_sentence(text: str) -> str:
@@ -33,7 +33,7 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
-def _wrapped(text: str, width: int | None, indent: str, hang: bool = False) -> list[str]:
+def _wrap(text: str, width: int | None, indent: str, hang: bool = False) -> list[str]:
     first = "" if hang else indent
     if width is None:
         return [first + text]

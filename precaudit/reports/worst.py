@@ -4,11 +4,12 @@ from array import array
 from collections.abc import Sequence
 from statistics import median
 
+from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
-from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
-from precaudit.reports.tables import short
+from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.places import point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
@@ -29,7 +30,7 @@ def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
             (value(x.forward.ratio) for x in forward if x.forward and x.forward.ratio is not None), default=None
         )
         rows.append((
-            point, *_padded(cells or [_absent(found)]), "" if least is None else _explained(least), *_padded(others),
+            point, *_pad(cells or [_absent(found)]), "" if least is None else _least_explained(least), *_pad(others),
             "" if ratio is None else f"{ratio:.2g}",
         ))  # fmt: skip
     columns = ("point", "local", "2nd", "explained", "forward", "2nd ", "× emul.")
@@ -53,7 +54,7 @@ def matrices(errors: Sequence[ErrorRecord]) -> list[Table]:
             by = {x.layer: cell(x) for x in xs}
             if by.keys() != {None}:
                 rows.append((point, *(by.get(i, "") for i in layers)))
-        tables.append(Table(f"{title}, by layer", ("point", *(f"L{i}" for i in layers)), tuple(rows)))
+        tables.append(Table(f"{title}, by layer", ("point", *(f"L{i}" for i in layers)), tuple(rows), ("point",)))
     return tables
 
 
@@ -66,32 +67,31 @@ def largest(errors: Sequence[ErrorRecord]) -> str:
             worst = e if worst is None or value(e.rel_l2) > value(worst.rel_l2) else worst
     if worst is None:
         return ""
-    at = worst.point if worst.layer is None else f"{worst.point} of layer {worst.layer}"
-    usual = short(median(sizes))
-    return f"Forward errors: {usual} in the median; the largest is {short(worst.rel_l2)} at {at} ({place_text(worst)})."
+    at, usual = point_text(worst), short(median(sizes))
+    return f"Forward errors: {usual} in the median; the largest is {short(worst.rel_l2)} at {at} ({row_place(worst)})."
 
 
-def parted(pairs: Sequence[PrefillDecodeRecord]) -> list[PrefillDecodeRecord]:
+def top1_disagreements(pairs: Sequence[PrefillDecodeRecord]) -> list[PrefillDecodeRecord]:
     """Return where prefill, decode and FP64 do not all have one top-1: what agrees is counted, not listed."""
     return [p for p in pairs if not p.match or p.f64_match is False]
 
 
-def _points(errors: Sequence[ErrorRecord]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = {p: [] for p in POINTS}
-    for x in lines(errors):
+def _points(errors: Sequence[ErrorRecord]) -> dict[str, list[SummaryLine]]:
+    found: dict[str, list[SummaryLine]] = {p: [] for p in POINTS}
+    for x in worst_lines(errors):
         found[x.point].append(x)
     return {p: xs for p, xs in found.items() if xs}
 
 
-def _local(x: Line) -> tuple[bool, float]:
+def _local(x: SummaryLine) -> tuple[bool, float]:
     return (x.blame is not None and not x.blame.passes, value(x.local.rel_l2) if x.local else 0.0)
 
 
-def _forward(x: Line) -> float:
+def _forward(x: SummaryLine) -> float:
     return value(x.forward.rel_l2) if x.forward else 0.0
 
 
-def _least(x: Line) -> tuple[bool, float]:
+def _least(x: SummaryLine) -> tuple[bool, float]:
     assert x.blame is not None
     return (x.blame.passes, x.blame.share)
 
@@ -100,17 +100,17 @@ def _cell(text: str, layer: int | None) -> str:
     return text if layer is None else f"{text} L{layer}"
 
 
-def _padded(cells: Sequence[str]) -> list[str]:
+def _pad(cells: Sequence[str]) -> list[str]:
     return [*cells[:SHOWN], *[""] * (SHOWN - len(cells))]
 
 
-def _absent(found: Sequence[Line]) -> str:
+def _absent(found: Sequence[SummaryLine]) -> str:
     """Return why a point has no local error."""
     off = sum(x.nonfinite for x in found)
     return f"{off} NaN" if off else "unknown" if any(x.unknown for x in found) else ""
 
 
-def _explained(x: Line) -> str:
+def _least_explained(x: SummaryLine) -> str:
     """Return the least share explained of a point's local errors; marked where more is left than rounding leaves."""
     a = x.blame
     assert a is not None
@@ -119,13 +119,13 @@ def _explained(x: Line) -> str:
     return f"{'' if a.passes else '✗ '}{share_text(a)}"
 
 
-def _local_cell(x: Line) -> str:
+def _local_cell(x: SummaryLine) -> str:
     if x.nonfinite:
         return f"{x.nonfinite} NaN"
     return ("unknown" if x.unknown else "") if x.local is None else f"{short(x.local.rel_l2)} {share_text(x.blame)}"
 
 
-def _forward_cell(x: Line) -> str:
+def _forward_cell(x: SummaryLine) -> str:
     if x.forward is None:
         return "unknown" if x.unknown else ""
     return short(x.forward.rel_l2)

@@ -13,9 +13,9 @@ class Brief:
 
     def __repr__(self) -> str:
         try:
-            return str(import_module(CARDS).text(self))
+            return str(import_module(CARDS).card_text(self))
         except AttributeError:  # a debugger asks while a subclass is being made
             return object.__repr__(self)
 
     def _repr_html_(self) -> str:
-        return str(import_module(CARDS).html(self))
+        return str(import_module(CARDS).card_table(self))

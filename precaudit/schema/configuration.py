@@ -115,8 +115,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise UserError(f"experts = {self.experts} must be 0 to {MOST['heads']}")
         if self.heads % self.kv_heads:
             raise UserError(f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads")
-        if self.turned % 2 or not 0 < self.turned <= self.head_dim:
-            raise UserError(f"RoPE turns {self.turned} of {self.head_dim} dimensions; it needs pairs")
+        if self.rotary_size % 2 or not 0 < self.rotary_size <= self.head_dim:
+            raise UserError(f"RoPE turns {self.rotary_size} of {self.head_dim} dimensions; it needs pairs")
         self._check_scaling()
         if self.window is not None and self.window < 1:
             raise UserError(f"window = {self.window} must be at least 1")
@@ -134,10 +134,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not s.factor > 0 or not s.attention > 0:
             raise UserError(f"RoPE scaling: factor {s.factor} and attention factor {s.attention} must be positive")
         for divisors in (s.divisors, *([s.long] if s.long else [])) if s.kind == "longrope" else ():
-            if len(divisors) != self.turned // 2 or not all(d > 0 for d in divisors):
-                raise UserError(f"RoPE scaling: {len(divisors)} factors; {self.turned // 2} positive ones are needed")
-        if s.kind == "dynamic" and (s.factor < 1 or self.turned < 4):
-            raise UserError(f"RoPE scaling: dynamic with factor {s.factor} (at least 1), {self.turned} dimensions (4)")
+            if len(divisors) != self.rotary_size // 2 or not all(d > 0 for d in divisors):
+                raise UserError(
+                    f"RoPE scaling: {len(divisors)} factors; {self.rotary_size // 2} positive ones are needed"
+                )
+        if s.kind == "dynamic" and (s.factor < 1 or self.rotary_size < 4):
+            raise UserError(
+                f"RoPE scaling: dynamic with factor {s.factor} (at least 1), {self.rotary_size} dimensions (4)"
+            )
         if s.kind == "llama3" and not s.high > s.low > 0:
             raise UserError(f"RoPE scaling: high_freq_factor {s.high} must be larger than low_freq_factor {s.low} > 0")
         if (s.kind in ("llama3", "yarn") or s.by_length) and s.original < 1:
@@ -149,7 +153,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.experts > 0
 
     @property
-    def turned(self) -> int:
+    def rotary_size(self) -> int:
         """The dimensions of a head that RoPE turns."""
         return self.head_dim if self.rotary is None else self.rotary
 
@@ -175,6 +179,6 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def parameters(self) -> int:
         """How many numbers the tensors hold."""
-        from precaudit.schema.tensors import expected_tensors
+        from precaudit.schema.tensors import model_tensors
 
-        return sum(prod(shape) for shape in expected_tensors(self).values())
+        return sum(prod(shape) for shape in model_tensors(self).values())

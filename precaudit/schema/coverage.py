@@ -21,7 +21,7 @@ Key = tuple[str, int, int | None, str]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ExpectedTensor:
     """One tensor: where it belongs, which positions it holds along T (caches: along S), and whether as support.
 
     ``hashed``: a hash of every row instead of the rows (numbers/row_hashes.py). ``summed``: the layers of which it
@@ -78,15 +78,15 @@ def formula_keys(requested: Requested, config: "DecoderConfig", phases: Collecti
     probs show in attn_out, and grow with the square of the length.
     """
     recorded = {*requested.points, *requested.support}
-    wanted = {p.name for p in POINTS.values() if (p.name in recorded or p.milestone) and not p.keyed}
+    wanted = {p.name for p in POINTS.values() if (p.name in recorded or p.milestone) and not p.over_keys}
     for phase in phases:
-        for step in steps_of(requested) if phase == "decode" else range(1):
+        for step in decode_steps_of(requested) if phase == "decode" else range(1):
             for point in (p for p in POINTS if p in wanted and (phase == "decode" or not POINTS[p].state)):
                 for layer in range(config.layers) if POINTS[point].per_layer else (None,):
                     yield (phase, step, layer, point)
 
 
-def steps_of(requested: Requested) -> range:
+def decode_steps_of(requested: Requested) -> range:
     """The decode steps: decode0 and those that continue it."""
     return range(requested.decode_steps + 1)
 
@@ -99,17 +99,17 @@ def judged_by_sums(points: Collection[str], support: Collection[str], sparse: bo
     """
     held = {*points, *support}
 
-    def judged(name: str) -> bool:
+    def is_judged(name: str) -> bool:
         row = POINTS[name]
         if row.kind == "norm":
             return name in support
         if name in support or not row.per_layer:
             return False
         if row.kind == "projection":
-            return unrecorded(name, held, sparse) is not None
+            return unrecorded_path(name, held, sparse) is not None
         return row.kind == "sum" or (row.kind == "score" and held.issuperset(row.inputs))
 
-    return tuple(name for name in present(sparse) if name not in points and judged(name))
+    return tuple(name for name in present(sparse) if name not in points and is_judged(name))
 
 
 def summed_places(requested: Requested, layers: int, sparse: bool, phase: str) -> Iterator[tuple[int | None, str]]:
@@ -133,7 +133,7 @@ def summed_places(requested: Requested, layers: int, sparse: bool, phase: str) -
                 yield None, point
 
 
-def unrecorded(name: str, recorded: Container[str], sparse: bool) -> tuple[str, ...] | None:
+def unrecorded_path(name: str, recorded: Container[str], sparse: bool) -> tuple[str, ...] | None:
     """Return the operations between what is recorded of a layer and a point, in program order; None where none lead.
 
     A stream is known where it, or the norm of it, is recorded. Experts are not chosen again.
@@ -149,7 +149,7 @@ def unrecorded(name: str, recorded: Container[str], sparse: bool) -> tuple[str, 
                 if not any(n.name in recorded for n in POINTS.values() if n.kind == "norm" and n.inputs == (source,)):
                     return False
                 continue
-            if row.keyed or row.attends or row.kind in ("route", "cache") or not leads(source):
+            if row.over_keys or row.attends or row.kind in ("route", "cache") or not leads(source):
                 return False
             found[source] = None
         return True
@@ -157,14 +157,14 @@ def unrecorded(name: str, recorded: Container[str], sparse: bool) -> tuple[str, 
     return tuple(found) if leads(name) else None
 
 
-def summed(points: Collection[str], support: Collection[str], sparse: bool) -> tuple[str, ...]:
+def points_with_sums(points: Collection[str], support: Collection[str], sparse: bool) -> tuple[str, ...]:
     """Return the points whose rows' sums are recorded: those judged by them, their summands, what is handed on."""
     judged, held = judged_by_sums(points, support, sparse), {*points, *support}
     wanted = {*judged, *(i for p in judged if POINTS[p].kind == "sum" for i in inputs_of(p, sparse))}
     return tuple(p for p in POINTS if p in (wanted | BETWEEN_LAYERS).difference(held))
 
 
-def entries(requested: Requested, length: int) -> Iterator[Entry]:
+def expected_tensors(requested: Requested, length: int) -> Iterator[ExpectedTensor]:
     """Yield every tensor of one prompt of ``length`` tokens, phase by phase, step by step."""
     recorded = [p for p in POINTS if p in {*requested.points, *requested.support}]
     for phase, step in calls(requested):
@@ -173,12 +173,14 @@ def entries(requested: Requested, length: int) -> Iterator[Entry]:
             if rows:
                 hashed = POINTS[point].state and step not in (0, requested.decode_steps)
                 for layer in requested.layers if POINTS[point].per_layer else (None,):
-                    yield Entry(phase, step, layer, point, rows, keys, point not in requested.points, hashed)
+                    yield ExpectedTensor(phase, step, layer, point, rows, keys, point not in requested.points, hashed)
         if phase in requested.phases:
             for point in requested.row_sums:
                 rows, keys = _rows(requested, phase, step, point, length, summed=True)
                 if rows:
-                    yield Entry(phase, step, None, point + SUMS, rows, keys, True, summed=len(requested.layers))
+                    yield ExpectedTensor(
+                        phase, step, None, point + SUMS, rows, keys, True, summed=len(requested.layers)
+                    )
 
 
 def calls(requested: Requested) -> list[tuple[str, int]]:
@@ -187,7 +189,7 @@ def calls(requested: Requested) -> list[tuple[str, int]]:
     if "prefill" in requested.phases or ("decode" in requested.phases and needs_rows(requested)):
         found.append(("prefill", 0))
     if "decode" in requested.phases:
-        found += [("decode", s) for s in steps_of(requested)]
+        found += [("decode", s) for s in decode_steps_of(requested)]
     if "rescore" in requested.phases:
         found.append(("rescore", 0))
     return found
@@ -234,7 +236,9 @@ class Misfit(NamedTuple):
     absent: bool
 
 
-def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: "DecoderConfig") -> Misfit | None:
+def misfit(
+    entry: ExpectedTensor, rows: Sequence[int], shape: tuple[int, ...], config: "DecoderConfig"
+) -> Misfit | None:
     """Return in what a recorded tensor of ``shape`` that holds ``rows`` is not as requested, or None."""
     there = set(rows)
     lost = [p for p in entry.positions if p not in there]
@@ -245,7 +249,7 @@ def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: "D
     return None
 
 
-def entry_format(policy: Policy, entry: Entry) -> str:
+def entry_format(policy: Policy, entry: ExpectedTensor) -> str:
     """Return the format a tensor is recorded in."""
     return HASH_FORMAT if entry.hashed or entry.summed else point_format(policy, entry.point)
 
@@ -260,7 +264,7 @@ def predicted_bytes(requested: Requested, config: "DecoderConfig", policy: Polic
     """Return the bytes of all tensors of prompts of these lengths."""
     total = 0
     for length in lengths:
-        for entry in entries(requested, length):
+        for entry in expected_tensors(requested, length):
             name = entry_format(policy, entry)
             size = HASH_BYTES if entry.hashed or entry.summed else FORMATS[name].itemsize
             total += size * prod(entry.shape(config))

@@ -1,6 +1,7 @@
 """Records that stay in their file: a sequence of which one is in memory at a time, however many there are."""
 
 import gc
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -34,14 +35,14 @@ class Filed(Sequence[R], Generic[R]):
         self._state, self._count = _state(path), -1
 
     def __iter__(self) -> Iterator[R]:
-        return (e for _, e in self.numbered())
+        return (e for _, e in self.with_lines())
 
-    def numbered(self, *having: bytes) -> Iterator[tuple[int, R]]:
+    def with_lines(self, *having: bytes) -> Iterator[tuple[int, R]]:
         """Yield every record with its line; ``having``: of lines that hold one of these alone, others are not parsed.
 
         Raises UserError as the class says.
         """
-        for i, line in self._lines():
+        for i, _, line in self._lines():
             if having and not any(text in line for text in having):
                 continue
             e = decode_line(self._decode, line, self.path, i)
@@ -49,13 +50,39 @@ class Filed(Sequence[R], Generic[R]):
                 self._check(e, f"{self.path}:{i}")
             yield i, e
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def spans(self, key: Callable[[R], str]) -> dict[str, "array[int]"]:
+        """Return where the lines of every key lie, each beginning and end of lines that follow one another."""
+        found: dict[str, array[int]] = {}
+        for i, at, line in self._lines():
+            spans = found.setdefault(key(decode_line(self._decode, line, self.path, i)), array("q"))
+            if spans and spans[-1] == at:
+                spans.pop()
+            else:
+                spans.append(at)
+            spans.append(at + len(line))
+        return found
+
+    def within(self, spans: "array[int]") -> Iterator[R]:
+        """Yield the records of some lines, as ``spans`` found them; raises UserError as a pass does."""
+        self._check_state()
+        with self.path.open("rb") as f:
+            for start, end in zip(spans[::2], spans[1::2], strict=True):
+                f.seek(start)
+                yield from (self._decode(line) for line in f.read(end - start).splitlines() if not line.isspace())
+
+    def _check_state(self) -> None:
         if _state(self.path) != self._state:
             raise UserError(f"{self.path} changed while it was read: run this again")
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield number, first byte and text of every line."""
+        self._check_state()
+        at = 0
         with self.path.open("rb", buffering=CHUNK) as f:
             for i, line in enumerate(f, 1):
                 if not line.isspace() and (self._tail or line.endswith(b"\n")):
-                    yield i, line
+                    yield i, at, line
+                at += len(line)
 
     def __len__(self) -> int:
         if self._count < 0:
@@ -95,7 +122,7 @@ def of_kinds(errors: Sequence[ErrorRecord], *kinds: str) -> Iterator[ErrorRecord
     The kind is looked for in a line's bytes as ``encode`` writes it, which cannot miss one.
     """
     if isinstance(errors, Filed):
-        found: Iterator[ErrorRecord] = (e for _, e in errors.numbered(*(b'"kind":"%s"' % k.encode() for k in kinds)))
+        found: Iterator[ErrorRecord] = (e for _, e in errors.with_lines(*(b'"kind":"%s"' % k.encode() for k in kinds)))
         return (e for e in found if e.kind in kinds)
     return (e for e in errors if e.kind in kinds)
 

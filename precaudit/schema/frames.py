@@ -63,7 +63,7 @@ def flat(kind: type[Record]) -> tuple[Column, ...]:
     return tuple(Column(name, dtype, partial(_field, name)) for name, dtype in found if dtype is not None)
 
 
-def joined(name: str) -> Column:
+def list_column(name: str) -> Column:
     """Return a column of a field that lists things, with commas between them."""
 
     def of(record: Any) -> str | None:
@@ -75,7 +75,7 @@ def joined(name: str) -> Column:
     return Column(name, TEXT, of)
 
 
-def worst() -> tuple[Column, ...]:
+def worst_columns() -> tuple[Column, ...]:
     """Return the columns of a record's worst element."""
 
     def of(part: str, record: Any) -> Any:
@@ -120,7 +120,7 @@ def _leaves(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _scoped(scope: str, metric: str, part: int, e: ErrorRecord) -> Any:
+def _scope_value(scope: str, metric: str, part: int, e: ErrorRecord) -> Any:
     held: Mapping[str, Scope] = e.scopes or {}
     found = held.get(scope, {}).get(metric)
     return None if found is None else found[part]
@@ -130,8 +130,8 @@ def _scopes() -> Iterator[Column]:
     for scope, metrics in SCOPED.items():
         for metric in metrics:
             index = f"{scope}_index" if metric == "rel_l2" else f"{scope}_{metric}_index"
-            yield Column(f"{scope}_{metric}", REAL, partial(_scoped, scope, metric, 0))
-            yield Column(index, WHOLE, partial(_scoped, scope, metric, 1))
+            yield Column(f"{scope}_{metric}", REAL, partial(_scope_value, scope, metric, 0))
+            yield Column(index, WHOLE, partial(_scope_value, scope, metric, 1))
         if scope in COUNTED:
             yield Column(f"{scope}s", WHOLE, partial(_slices, scope))
 
@@ -140,7 +140,7 @@ def _slices(scope: str, e: ErrorRecord) -> int | None:
     return (e.slices or {}).get(scope)
 
 
-def _left(name: str, part: str | int, e: ErrorRecord) -> Any:
+def _remainder(name: str, part: str | int, e: ErrorRecord) -> Any:
     """Return a number of what the best emulation leaves."""
     found = None if e.unexplained is None else getattr(e.unexplained, name)
     if found is None or isinstance(found, float | str):
@@ -149,14 +149,14 @@ def _left(name: str, part: str | int, e: ErrorRecord) -> Any:
     return ",".join(map(str, at)) if isinstance(at, list | tuple) else at
 
 
-def _unexplained() -> Iterator[Column]:
+def _unexplained_columns() -> Iterator[Column]:
     for name in ("rel_l2", "u", "excess"):
-        yield Column(f"unexplained_{name}", REAL, partial(_left, name, "value"))
+        yield Column(f"unexplained_{name}", REAL, partial(_remainder, name, "value"))
     for name in ("gain", "mean"):
-        yield Column(f"unexplained_{name}", REAL, partial(_left, name, "value"))
-        yield Column(f"unexplained_{name}_noise", REAL, partial(_left, name, "noise"))
-    yield Column("componentwise", REAL, partial(_left, "componentwise", 0))
-    yield Column("componentwise_index", TEXT, partial(_left, "componentwise", 1))
+        yield Column(f"unexplained_{name}", REAL, partial(_remainder, name, "value"))
+        yield Column(f"unexplained_{name}_noise", REAL, partial(_remainder, name, "noise"))
+    yield Column("componentwise", REAL, partial(_remainder, "componentwise", 0))
+    yield Column("componentwise_index", TEXT, partial(_remainder, "componentwise", 1))
 
 
 def _best(e: ErrorRecord) -> str | None:
@@ -174,14 +174,14 @@ def _policy(e: ErrorRecord) -> Any:
     return None if found is None else found[1]
 
 
-def _explained() -> Iterator[Column]:
+def _explained_columns() -> Iterator[Column]:
     yield Column("explained_by", TEXT, _best)
     yield Column("explained", REAL, lambda e: (e.explained or {}).get(_best(e) or ""))
     yield Column("explained_policy", REAL, _policy)
-    yield Column("elided", TEXT, _elided)
+    yield Column("elided", TEXT, _elided_places)
 
 
-def _elided(e: ErrorRecord) -> str | None:
+def _elided_places(e: ErrorRecord) -> str | None:
     return "; ".join(x for found in e.elided.values() for x in found) if e.elided else None
 
 
@@ -215,5 +215,6 @@ def _mean(numbers: tuple[float, ...]) -> float | None:
 
 
 ERRORS = (
-    *flat(ErrorRecord), Column("rows", TEXT, _rows), *worst(), *_unexplained(), *_explained(), *_scopes(), *_logits(),
+    *flat(ErrorRecord), Column("rows", TEXT, _rows), *worst_columns(), *_unexplained_columns(), *_explained_columns(),
+    *_scopes(), *_logits(),
 )  # fmt: skip

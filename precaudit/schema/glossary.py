@@ -21,7 +21,7 @@ _ITEM = re.compile(r"^- \*\*(?P<label>[^*]+):\*\* ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Term:
     """A word: what it means, and items such as (Formula, …) and (Example, …), as Markdown without line breaks.
 
     ``of``: which of several meanings of one name; ``also``: other names.
@@ -40,7 +40,7 @@ class Entry:
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
+def terms() -> tuple[Term, ...]:
     """Return every word: sections of the glossary in its order, points in program order, policy keys."""
     text = (resources.files("precaudit.bundled") / "glossary.md").read_text(encoding="utf-8")
     heads = list(_HEADING.finditer(text))
@@ -50,43 +50,43 @@ def entries() -> tuple[Entry, ...]:
     return (*(e for e in found if e.of != KEY), *(_point(p) for p in POINTS.values()), *keys)
 
 
-def explained(term: str) -> tuple[Entry, ...]:
+def look_up(term: str) -> tuple[Term, ...]:
     """Return every meaning of a word, whatever its case, spaces or hyphens; raises UserError that names the nearest."""
-    known = names()
-    if plain(term) not in known:
+    known = terms_by_name()
+    if lookup_key(term) not in known:
         raise UserError(f"no word {term!r}{_near(term.strip().casefold())}")
-    return known[plain(term)]
+    return known[lookup_key(term)]
 
 
 @cache
-def names() -> dict[str, tuple[Entry, ...]]:
+def terms_by_name() -> dict[str, tuple[Term, ...]]:
     """Return {word: its meanings}: a meaning of that very name goes before one that is also called so."""
-    found: dict[str, tuple[Entry, ...]] = {}
+    found: dict[str, tuple[Term, ...]] = {}
     for also in (False, True):
-        for entry in entries():
-            for name in dict.fromkeys(plain(x) for x in (entry.also if also else (entry.name, entry.title))):
+        for entry in terms():
+            for name in dict.fromkeys(lookup_key(x) for x in (entry.also if also else (entry.name, entry.title))):
                 found[name] = tuple(dict.fromkeys((*found.get(name, ()), entry)))
     return found
 
 
-def plain(term: str) -> str:
+def lookup_key(term: str) -> str:
     """Return a word as it is looked up: small letters, hyphens and underscores as spaces."""
     return re.sub(r"[\s_-]+", " ", term.strip().casefold())
 
 
 def _near(term: str) -> str:
     """Return a hint at the nearest word; where none is close, at the list."""
-    hint = nearest(term, (name for e in entries() for name in (e.name, *e.also)))
+    hint = nearest(term, (name for e in terms() for name in (e.name, *e.also)))
     return hint if hint.startswith("; did") else "; all words: precaudit explain"
 
 
-def _section(name: str, of: str, body: str) -> Entry:
+def _section(name: str, of: str, body: str) -> Term:
     """Read a section: a paragraph, then items ``- **Label:** text``."""
     head, *rest = _ITEM.split(body)
     items = {label: _one_line(text) for label, text in zip(rest[::2], rest[1::2], strict=True)}
     also = tuple(re.findall(r"`([^`]+)`", items.pop("Also", "")))
     told = _values(name) if of == KEY else ()
-    return Entry(name, of, _one_line(head), (*items.items(), *told), also)
+    return Term(name, of, _one_line(head), (*items.items(), *told), also)
 
 
 def _one_line(text: str) -> str:
@@ -107,9 +107,9 @@ def _values(key: str) -> tuple[tuple[str, str], ...]:
     return tuple((label, text) for label, text in found if text)
 
 
-def _point(p: Point) -> Entry:
+def _point(p: Point) -> Term:
     """Say of a point what its row says."""
-    return Entry(p.name, POINT, f"{p.text}.", tuple(_row(p)))
+    return Term(p.name, POINT, f"{p.text}.", tuple(_row(p)))
 
 
 def _row(p: Point) -> Iterator[tuple[str, str]]:

@@ -42,6 +42,11 @@ class Place(NamedTuple):
         return ErrorRecord(**self._asdict(), kind=kind, candidate=candidate, reference=reference, **numbers)
 
 
+def point_text(x: Any) -> str:
+    """Return where a record, a verdict or a finding is, whatever its call: ``q of layer 3``."""
+    return str(x.point) if x.layer is None else f"{x.point} of layer {x.layer}"
+
+
 def order_of(layer: int | None, point: str) -> tuple[int, int]:
     """Return how far into the program a point is: those outside layers come last."""
     return (LAST if layer is None else layer, ORDER.get(point, len(ORDER)))

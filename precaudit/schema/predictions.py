@@ -9,13 +9,15 @@ Phase = tuple[str, Prediction | None]  # a phase, or a case of a program, and wh
 UNITS = {"passes1": "in 1 pass", "passes3": "in 3 passes", "passes6": "in 6 passes", "vector": "on the vector unit"}
 
 
-def notes(phases: Iterable[Phase]) -> Iterator[str]:
+def prediction_notes(phases: Iterable[Phase]) -> Iterator[str]:
     """Yield whether bare and instrumented program make the same products, and what rounding inside fusions changes."""
     found = list(dict.fromkeys((name, p) for name, p in phases if p is not None))
     if not found:
         return
-    same = [f"{name}: {_told(p.bare)}" for name, p in found if p.bare == p.captured]
-    other = [f"{name}: {_told(p.bare)}, {_told(p.captured)}" for name, p in found if p.bare != p.captured]
+    same = [f"{name}: {_products_text(p.bare)}" for name, p in found if p.bare == p.captured]
+    other = [
+        f"{name}: {_products_text(p.bare)}, {_products_text(p.captured)}" for name, p in found if p.bare != p.captured
+    ]
     if same:
         yield f"the compiler makes the same products without taps and with them ({'; '.join(dict.fromkeys(same))})"
     if other:
@@ -30,5 +32,5 @@ def notes(phases: Iterable[Phase]) -> Iterator[str]:
         yield f"bfloat16 results inside fusions, rounded or not, change outputs (relative): {each}; taken as rounded"
 
 
-def _told(made: Products) -> str:
+def _products_text(made: Products) -> str:
     return ", ".join(f"{n} {how}" for unit, how in UNITS.items() if (n := getattr(made, unit))) or "none"

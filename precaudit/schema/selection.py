@@ -44,12 +44,6 @@ class Selection:
         """The points recorded only because a local error needs them."""
         return support(self.points, self.phases)
 
-    @property
-    def recorded(self) -> tuple[str, ...]:
-        """Selected points and their support, in table order."""
-        both = {*self.points, *self.support}
-        return tuple(n for n in POINTS if n in both)
-
 
 def _words(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(w.strip() for w in text.split(",") if w.strip())

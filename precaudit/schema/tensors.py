@@ -10,7 +10,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @cache
-def expected_tensors(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
+def model_tensors(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
     """Return every tensor the model consists of, by Hugging Face name, with its shape [out, in].
 
     Projections that a family stores fused appear as the parts they are read as.

@@ -33,7 +33,7 @@ def toml_table(data: bytes, where: str) -> dict[str, Any]:
     """Return the table that TOML in UTF-8 says; raises UserError that begins with ``where``."""
     try:
         table = tomllib.loads(data.decode())
-        _bounded(table)
+        _check_bounds(table)
     except RecursionError:
         raise UserError(f"{where}: not TOML: nested too deep") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, TooMuch) as error:
@@ -49,7 +49,7 @@ class TooMuch(Exception):
     integer = f"an integer of more than {BITS + 1} bits"
 
 
-def _bounded(table: dict[str, Any]) -> None:
+def _check_bounds(table: dict[str, Any]) -> None:
     """Raise TooMuch for integers beyond TOML's, for what is nested too deep (no recursion), and for NUL in a text."""
     left: list[tuple[Any, int]] = [(table, 1)]
     while left:

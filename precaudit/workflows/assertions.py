@@ -13,10 +13,10 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array, as_format, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.written import Comparison
-from precaudit.references.alone import Measured, measured
+from precaudit.references.alone import MeasuredArray, measure_alone
 from precaudit.reports import assertion
-from precaudit.reports.headline import headline
-from precaudit.reports.judgement import lines, message
+from precaudit.reports.gate import gate_report
+from precaudit.reports.judgement import verdict_message
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import Policy, load_policy
 
@@ -57,17 +57,17 @@ def assert_close(
     __tracebackhide__ = True
     declared = load_policy(policy) if isinstance(policy, str) else policy
     stored = _floats(candidate, name)
-    r, spread = _evaluated(reference, inputs, declared, perturbed)
+    r, spread = _evaluate_reference(reference, inputs, declared, perturbed)
     if stored.shape != r.shape:
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}, the reference {list(r.shape)}")
     if not stored.size:
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}: an empty comparison asserts nothing")
     called = _axes(axes, stored.shape)
     with np.errstate(all="ignore"):
-        found = measured(_output(stored, declared), r, spread, name)
+        found = measure_alone(_output(stored, declared), r, spread, name)
         verdict = judge(found.record, default_limits())
         if verdict is None or verdict.status != "pass":
-            raise AssertionError(_told(verdict, found, called, inputs or ()))
+            raise AssertionError(_failure_text(verdict, found, called, inputs or ()))
 
 
 def assert_within_budget(
@@ -80,9 +80,8 @@ def assert_within_budget(
     __tracebackhide__ = True
     judged = gate(run, budgets, baseline)
     if judged.exit_code != 0:
-        told = headline(judged, str(run.run.folder if isinstance(run, Comparison) else run))
-        next_ = [f"Next: {told.next}"] if told.next else []
-        raise AssertionError("\n".join([told.text, *lines(judged), *next_]))
+        where = str(run.run.folder if isinstance(run, Comparison) else run)
+        raise AssertionError("\n".join(gate_report(judged, where).lines))
 
 
 def _floats(x: Any, name: str) -> Array:
@@ -103,7 +102,7 @@ def _output(stored: Array, policy: Policy) -> Array:
         return stored.astype(narrow.dtype) if fits else stored
 
 
-def _evaluated(
+def _evaluate_reference(
     reference: Any, inputs: Sequence[Any] | None, policy: Policy, perturbed: bool
 ) -> tuple[Array, list[Array]]:
     """Return the reference and what honest programs make of exact inputs beside it, rounding of the result aside."""
@@ -113,7 +112,7 @@ def _evaluated(
         return _double(reference), []
     if inputs is None:
         raise TypeError("a reference that is a function needs inputs=")
-    wide = [_widened(x) for x in inputs]
+    wide = [_widen(x) for x in inputs]
     r = _double(reference(*[x.copy() for x in wide]))
     return r, _spread(reference, wide, policy if perturbed else None)
 
@@ -126,7 +125,7 @@ def _double(x: Any) -> Array:
     return array
 
 
-def _widened(x: Any) -> Array:
+def _widen(x: Any) -> Array:
     """Return floats in FP64; integers and truth values, such as token ids and masks, as they are."""
     array = np.asarray(x)
     if array.dtype.kind in "biu":
@@ -164,7 +163,7 @@ def _axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...]
     return (*[assertion.LEADING] * (len(shape) - len(known)), *known[-len(shape) :]) if shape else ()
 
 
-def _told(verdict: Verdict | None, found: Measured, axes: tuple[str, ...], inputs: Sequence[Any]) -> str:
+def _failure_text(verdict: Verdict | None, found: MeasuredArray, axes: tuple[str, ...], inputs: Sequence[Any]) -> str:
     """Return why an assertion fails."""
     name = found.record.point
     if verdict is None:
@@ -172,18 +171,20 @@ def _told(verdict: Verdict | None, found: Measured, axes: tuple[str, ...], input
     if verdict.status == "nonfinite":
         return assertion.nonfinite(found.record, found.bad, axes)
     if verdict.status != "fail" or verdict.value is None:
-        return message(verdict)
-    return assertion.message(verdict, found.record, _alone(found, axes, inputs), found.expected, found.off, axes)
+        return verdict_message(verdict)
+    return assertion.assertion_message(
+        verdict, found.record, _alone(found, axes, inputs), found.expected, found.off, axes
+    )
 
 
-def _alone(found: Measured, axes: Sequence[str], inputs: Sequence[Any]) -> Alone:
+def _alone(found: MeasuredArray, axes: Sequence[str], inputs: Sequence[Any]) -> Alone:
     """Return candidate and reference in the candidate's shape."""
     y, shape = found.yard, found.shape
     candidate, reference, honest = (x.reshape(shape) for x in (y.candidate, y.reference, found.honest))
     return Alone(
         candidate, reference, honest, y.dtype,
-        lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.named(x, axes, shape),
-        [_widened(x) for x in inputs],
+        lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.slices_text(x, axes, shape),
+        [_widen(x) for x in inputs],
     )  # fmt: skip
 
 

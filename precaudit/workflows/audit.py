@@ -1,5 +1,6 @@
 """The verb ``audit``: trace, compare, gate and, where that fails, diagnose as precaudit.toml says."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Annotated, Any
 import msgspec
 
 from precaudit.caching import cache_folder
-from precaudit.errors import PrecauditError, UserError
+from precaudit.errors import CannotJudge, PrecauditError, UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
+from precaudit.judging.programs import program_errors
 from precaudit.progress import Advance, Progress, silent
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.selection import Selection
@@ -18,13 +20,14 @@ from precaudit.schema.toml import of_table, read_toml
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
 ANY = frozenset(("subject", "output", "layers", "budgets", "baseline", "across_devices", "diagnose"))
-PROGRAMS = frozenset(("reference", "map", "config", "family"))
+PROGRAMS = frozenset(("reference", "map", "config", "family", "model"))
+COMMANDS = ANY - {"subject"} | {"command", "function", "calls", "points", "positions"}
 
 
 class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """precaudit.toml. Paths are relative to the file; what is left out is as in ``precaudit trace`` and ``compare``."""
 
-    subject: str
+    subject: str = ""
     output: str = "traces/runs/audit"
     policy: str = "bf16"
     set: dict[str, str] = {}
@@ -49,6 +52,10 @@ class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     map: str | None = None
     config: str | None = None
     family: str | None = None
+    model: str | None = None
+    command: str | None = None
+    function: str | None = None
+    calls: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,18 @@ def read_config(path: Path) -> AuditConfig:
     """Read precaudit.toml; raises UserError naming the file and the key."""
     table = read_toml(path, f"no {path}; make one with: precaudit init")
     found = of_table(table, AuditConfig, str(path))
+    if found.command is not None:
+        if other := table.keys() - COMMANDS:
+            raise UserError(f"{path}: a command is watched as it runs; leave out {', '.join(sorted(other))}")
+        if found.function is None:
+            raise UserError(
+                f'{path}: which function\'s calls? function = "NAME"; precaudit watch -- {found.command} lists'
+            )
+        return found
+    if not found.subject:
+        raise UserError(f"{path}: subject = what is audited, or command = a script that is watched")
+    if other := table.keys() & {"function", "calls"}:
+        raise UserError(f"{path}: {', '.join(sorted(other))} are of a command; leave out {', '.join(sorted(other))}")
     own = is_program(found.subject, path.parent)
     other = table.keys() - ANY - PROGRAMS if own else table.keys() & PROGRAMS
     if other:
@@ -97,6 +116,10 @@ def audit(
     """
     path = Path(config)
     c, root = read_config(path), path.parent
+    if c.command is not None:
+        if settings:
+            raise UserError(f"--set: {c.command} says itself what it runs on; leave it out")
+        return _command(c, c.command, path)
     if not is_program(c.subject, root):
         return _model(c, path, settings or {}, tell, cache_folder("references") if cache is None else cache)
     if settings:
@@ -106,28 +129,28 @@ def audit(
 
 def _model(c: AuditConfig, path: Path, settings: Mapping[str, str], tell: Advance, cache: Path) -> Audit:
     from precaudit.recording.tracing.subject import load
-    from precaudit.recording.tracing.trace import Options
-    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.recording.tracing.trace import TraceOptions
+    from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.workflows.verbs import compare, diagnose, trace
 
     root = path.parent
     policy = apply_settings(load_policy(_beside(root, c.policy, ".toml")), {**c.set, **settings})
     select = Selection.parse(c.layers, c.points, c.phases, c.positions, ",".join(c.prompt) if c.prompt else None)
     subject = load(_beside(root, c.subject), policy, device=c.device, allow=c.allow_field)
-    traced = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
+    traced = TraceOptions(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
     prompts = root / c.prompts if c.prompts is not None else None
     run = trace(subject, root / c.output, prompts, select, traced, Progress(advance=tell))
     options = CompareOptions(accum=tuple(c.accum), formula=c.formula, cache=cache)
     found = compare(run, options=options, progress=tell)
-    judgement = _judged(c, root, found)
-    why = _diagnosed(c, judgement, lambda: diagnose(run, options=CompareOptions(accum=(), cache=cache), progress=tell))
+    judgement = _judge(c, root, found)
+    why = _diagnose(c, judgement, lambda: diagnose(run, options=CompareOptions(accum=(), cache=cache), progress=tell))
     return Audit(run.folder, judgement, found, why)
 
 
 def _program(c: AuditConfig, path: Path, tell: Advance) -> Audit:
-    from precaudit.recording.programs.loading import load, load_function, trust
-    from precaudit.recording.programs.tracing import steps_of
-    from precaudit.references.mapped import names_of
+    from precaudit.recording.programs.loading import load_function, load_program, trust
+    from precaudit.recording.programs.planning import longest_scan
+    from precaudit.references.names_map import names_of
     from precaudit.schema.selection import parse_layers
     from precaudit.workflows.verbs import compare, diagnose, trace
 
@@ -137,23 +160,45 @@ def _program(c: AuditConfig, path: Path, tell: Advance) -> Audit:
     reference = names_of(given["map"], given["config"], c.family) or (None if own is None else load_function(own))
     if given["map"] is not None and own is not None:
         raise UserError(f"{path}: give reference or map, not both")
-    program = load(name)
-    chosen = None if c.layers is None else parse_layers(c.layers, steps_of(program))
+    program = load_program(name)
+    chosen = None if c.layers is None else parse_layers(c.layers, longest_scan(program))
     said = f"precaudit audit --config {path}"
     run = trace(program, root / c.output, reference=name, force=True, command=said, progress=tell, layers=chosen)
     trust(name)
-    found = compare(run, program=program, reference=reference, progress=tell)
-    judgement = _judged(c, root, run.folder)
-    return Audit(run.folder, judgement, found, _diagnosed(c, judgement, lambda: diagnose(run, program, progress=tell)))
+    model = None if c.model is None else _beside(root, c.model)
+    found = compare(run, program=program, reference=reference, model=model, progress=tell)
+    judgement = _judge(c, root, run.folder)
+    return Audit(run.folder, judgement, found, _diagnose(c, judgement, lambda: diagnose(run, program, progress=tell)))
 
 
-def _judged(c: AuditConfig, root: Path, found: Any) -> Judgement:
+def _command(c: AuditConfig, command: str, path: Path) -> Audit:
+    from precaudit.recording.runs.programs import open_program_run
+    from precaudit.workflows.watch import watch
+
+    root = path.parent
+    found = watch(
+        shlex.split(command), function=c.function, calls=c.calls, output=root / c.output, layers=c.layers,
+        points=c.points, positions=c.positions, force=True, folder=root, aside=True,
+        diagnose=c.diagnose,
+    )  # fmt: skip
+    notes = "; ".join(found.seen.notes) if found.seen is not None else "it was killed, or left by os._exit"
+    if found.code:
+        raise CannotJudge(f"{command}: it ended with exit code {found.code}")
+    if len(found.runs) != 1:
+        raise CannotJudge(f"{command}: {notes or f'its calls make {len(found.runs)} runs'}: name the calls of one")
+    run = open_program_run(found.runs[0])
+    judgement = _judge(c, root, run.folder)
+    said = found.seen.runs[0].diagnosis if found.seen is not None else ()
+    return Audit(run.folder, judgement, program_errors(run), said or None)
+
+
+def _judge(c: AuditConfig, root: Path, found: Any) -> Judgement:
     budgets = root / c.budgets if c.budgets is not None else None
     baseline = root / c.baseline if c.baseline is not None else None
     return gate(found, budgets, baseline, c.across_devices)
 
 
-def _diagnosed(c: AuditConfig, judgement: Judgement, diagnose: Callable[[], Any]) -> Any:
+def _diagnose(c: AuditConfig, judgement: Judgement, diagnose: Callable[[], Any]) -> Any:
     """Return the diagnosis of a judgement that fails, or why it cannot be made: the verdict stands without it."""
     if not c.diagnose or judgement.exit_code != 1:
         return None

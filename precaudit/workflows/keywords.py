@@ -8,13 +8,13 @@ from typing import Any
 from precaudit.errors import UserError, nearest
 from precaudit.progress import Advance, Progress
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.selection import Selection
+from precaudit.schema.selection import Selection, Texts
 
 FILTERS = ("layers", "points", "phases", "positions", "prompt")
 Keywords = dict[str, Any]
 
 
-def check(verb: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_keywords(verb: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise UserError for a keyword that a verb does not take, with the nearest that it takes."""
     for name in given:
         if name not in known:
@@ -26,19 +26,19 @@ def given_keywords(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
     return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
 
 
-def taken(keywords: Keywords, names: Iterable[str]) -> Keywords:
+def take_keywords(keywords: Keywords, names: Iterable[str]) -> Keywords:
     """Return the keywords of some names that were given, and take them out."""
     return {name: keywords.pop(name) for name in names if name in keywords}
 
 
-def names_of(options: type) -> tuple[str, ...]:
-    """Return the fields of an options record, which are keywords, too."""
-    return tuple(f.name for f in fields(options))
+def option_names(options: type) -> tuple[str, ...]:
+    """Return the fields of an options record which are keywords, too."""
+    return tuple(f.name for f in fields(options) if f.metadata.get("keyword", True))
 
 
 def options_of(kind: type, before: Any, keywords: Keywords, default: Any) -> Any:
     """Return an options record: ``before``, else ``default``, with the keywords that are its fields taken out."""
-    given = taken(keywords, names_of(kind))
+    given = take_keywords(keywords, option_names(kind))
     if given and before is not None:
         raise UserError(f"give options= or {', '.join(f'{name}=' for name in given)}, not both")
     return replace(default, **given) if before is None else before
@@ -49,7 +49,7 @@ def selection(before: Selection | None, keywords: Keywords, requested: Any = Non
 
     ``requested``: of a recorded run, whose points and phases a filter leaves as they are unless it names others.
     """
-    given = taken(keywords, FILTERS)
+    given = take_keywords(keywords, FILTERS)
     chosen = {name: x for name, x in given.items() if x is not None}
     if not chosen:
         return before
@@ -84,6 +84,13 @@ def prompts_of(given: Any) -> Any:
     return [Prompt(id=f"p{i}", prompt=x) if isinstance(x, str) else x for i, x in enumerate(given)]
 
 
+def accumulations(given: Texts) -> tuple[str, ...]:
+    """Return formats to emulate sums in, given as a list or as on the command line (``none``: no emulation)."""
+    if isinstance(given, str):
+        return () if given == "none" else tuple(x.strip() for x in given.split(",") if x.strip())
+    return tuple(map(str, given)) if isinstance(given, Iterable) else (str(given),)
+
+
 @contextmanager
 def progress_of(given: Progress | Advance | bool | None) -> Iterator[Progress]:
     """Yield where work reports to: nowhere (False, None), a bar (True), or where it was told to."""
@@ -104,9 +111,8 @@ def looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
     """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
     from precaudit.recording.runs.reader import Run, open_run
 
-    if isinstance(keywords.get("accum"), str):
-        text = keywords["accum"]
-        keywords["accum"] = () if text == "none" else tuple(x.strip() for x in text.split(",") if x.strip())
+    if "accum" in keywords:
+        keywords["accum"] = accumulations(keywords["accum"])
     options = options_of(type(default), keywords.pop("options", None), keywords, default)
     before = keywords.pop("select", None)
     if before is None and any(keywords.get(name) is not None for name in FILTERS):

@@ -23,8 +23,8 @@ def precaudit_gate(request: pytest.FixtureRequest) -> Callable[..., None]:
     stated = request.config.getoption("--precaudit-budgets")
     default = None if stated is None else Path(request.config.invocation_params.dir, stated)
 
-    def gated(run: Any, budgets: Path | str | None = None, baseline: Path | str | None = None) -> None:
+    def gate_run(run: Any, budgets: Path | str | None = None, baseline: Path | str | None = None) -> None:
         __tracebackhide__ = True
         assert_within_budget(run, default if budgets is None else budgets, baseline)
 
-    return gated
+    return gate_run

@@ -40,7 +40,7 @@ def repeat(
     default the one that the run names. Raises UserError as ``trace`` does, and where the program is not at hand.
     """
     if is_of_program(run):
-        from precaudit.recording.programs.repeat import repeat as of_program
+        from precaudit.recording.programs.repeat import repeat_program as of_program
 
         return of_program(run, output, subject, force, (progress or Progress()).advance)
     from precaudit.recording.tracing.repeat import repeat as of_model

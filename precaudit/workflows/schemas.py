@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from precaudit.checks.rollouts.causes import Cause
+from precaudit.checks.rollouts.causes import TokenCause
 from precaudit.checks.rollouts.divergence import Divergence
 from precaudit.checks.rollouts.frozen import FrozenAnswers, FrozenMetric, FrozenRun
 from precaudit.checks.rollouts.limits import RolloutRecord
@@ -16,8 +16,10 @@ from precaudit.checks.rollouts.program_loops import ProgramTiming
 from precaudit.checks.rollouts.questions import Answers, Changed
 from precaudit.checks.rollouts.timing import Timing
 from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
+from precaudit.diagnosis.sameness.records import Sameness
 from precaudit.recording.dumps.runs import DumpRun
-from precaudit.recording.runs.programs import Compared, ProgramRun
+from precaudit.recording.runs.compared_programs import Compared
+from precaudit.recording.runs.programs import ProgramRun
 from precaudit.reports.sweep import SweepRow
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord, ProbeRecord
@@ -40,8 +42,9 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
+    "same.jsonl": Sameness,
     "sweep.jsonl": SweepRow,
-    "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | TokenCause,
     "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
     "probe.jsonl": ProbeRecord,
 }

@@ -12,8 +12,9 @@ from precaudit.recording.runs.folders import check_folder
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.writer import safe_name
-from precaudit.reports import markdown
-from precaudit.reports.policies import PolicyRow, differences, row_of
+from precaudit.reports.comparison import comparison_page
+from precaudit.reports.pages import as_markdown
+from precaudit.reports.policies import PolicyRow, policy_differences, row_of
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.lines import read_lines, write_lines
@@ -22,8 +23,8 @@ from precaudit.writing import write_whole
 if TYPE_CHECKING:
     from precaudit.recording.runs.written import Comparison
     from precaudit.recording.tracing.subject import Subject
-    from precaudit.recording.tracing.trace import Options
-    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.recording.tracing.trace import TraceOptions
+    from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.schema.selection import Selection
 
 MANIFESTS = ("run.json", "program.json", "dump.json")
@@ -38,7 +39,7 @@ class Refused(Record, frozen=True):
 
 
 @dataclass(frozen=True)
-class Traced:
+class PolicyTrace:
     """What became of a policy: its run, or why there is none."""
 
     policy: str
@@ -53,36 +54,36 @@ def trace_policies(
     output: Path,
     prompts: Any = None,
     select: "Selection | None" = None,
-    options: "Options | None" = None,
+    options: "TraceOptions | None" = None,
     progress: Progress | None = None,
-) -> list[Traced]:
+) -> list[PolicyTrace]:
     """Trace ``load(policy)`` for every policy into ``output/POLICY``; the later ones are fed the first one's tokens.
 
     A policy that cannot run is told with its reason and kept as a row of ``compare``; the others run. Raises UserError
     where none can, and, before anything is written, where two policies have one name or a folder is in use.
     """
-    from precaudit.recording.tracing.trace import Options, trace
+    from precaudit.recording.tracing.trace import TraceOptions, trace
 
-    options, progress = options or Options(), progress or Progress()
+    options, progress = options or TraceOptions(), progress or Progress()
     folders = folders_of(policies, output)
     if options.resume and not output.is_dir():
         raise UserError(f"{output}: no runs here to go on with; leave out --resume")
     for folder in () if options.resume else folders:
         check_folder(folder, options.force)
-    found: list[Traced] = []
+    found: list[PolicyTrace] = []
     given = options.tokens_from
     generates = options.decode_steps > 0 and (select is None or select.phases != ("prefill",))
     for i, (policy, folder) in enumerate(zip(policies, folders, strict=True)):
         part = _part(progress, policy.name, i, len(policies))
         try:
             with enough_memory():
-                here = _resumed(replace(options, tokens_from=given), folder)
+                here = _resume_options(replace(options, tokens_from=given), folder)
                 run = trace(load(policy), folder, prompts, select, here, part)
         except UserError as error:
             progress.say(f"{policy.name} cannot run: {error}")
-            found.append(Traced(policy.name, folder, None, str(error)))
+            found.append(PolicyTrace(policy.name, folder, None, str(error)))
             continue
-        found.append(Traced(policy.name, folder, run))
+        found.append(PolicyTrace(policy.name, folder, run))
         given = folder if given is None and generates else given
     if not any(t.run for t in found):
         raise UserError(f"none of {len(found)} policies can run: {found[0].why}")
@@ -99,7 +100,7 @@ def folders_of(policies: Sequence[Policy], output: Path) -> list[Path]:
     return folders
 
 
-def _resumed(options: "Options", folder: Path) -> "Options":
+def _resume_options(options: "TraceOptions", folder: Path) -> "TraceOptions":
     """Return how to trace into a folder where ``--resume`` was said: from the start where no run has begun."""
     begun = any((folder / name).is_file() for name in MANIFESTS)
     return replace(options, force=True, resume=False) if options.resume and not begun else options
@@ -141,12 +142,12 @@ def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> 
         name = path.name
         try:
             name = read_manifest(path / "run.json").policy["name"]
-            found, row = _compared(path, options, _named(tell, name))
+            found, row = _compare(path, options, _name_progress(tell, name))
         except UserError as error:
             rows.append(PolicyRow(policy=name, run=path.name, why=str(error)))
             continue
         rows.append(row)
-        said += [] if first is None else differences(first, found)
+        said += [] if first is None else policy_differences(first, found)
         first = first or found
     if first is None:
         raise UserError(f"{folder}: none of {len(rows)} runs can be compared: {rows[0].why}")
@@ -155,14 +156,14 @@ def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> 
     return rows, said
 
 
-def _named(tell: Advance, name: str) -> Advance:
+def _name_progress(tell: Advance, name: str) -> Advance:
     return lambda done, total, what: tell(done, total, f"{name}: {what}")
 
 
-def _compared(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Comparison, PolicyRow]":
+def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Comparison, PolicyRow]":
     from precaudit.references.comparison.compare import compare
 
     found = compare(open_run(path), None, None, options, tell)
-    write_whole(path / "report.md", markdown.render(found), inside=True)
+    write_whole(path / "report.md", as_markdown(comparison_page(found), 1, None), inside=True)
     tell(0, 1, "judging")
     return found, row_of(found, gate(found))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from precaudit.models.jax_decoder import Parts
     from precaudit.recording.tracing.subject import Subject
     from precaudit.references.formula import OwnReference
-    from precaudit.references.mapped import Names
+    from precaudit.references.names_map import Names
     from precaudit.schema.policies import Policy
 
 Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
@@ -26,8 +26,11 @@ class Shared(TypedDict, total=False):
 
     layers: Texts | None
     points: Texts | None
+    phases: Texts | None
+    positions: Texts | None
     prompt: Texts | None
     force: bool | None
+    resume: bool | None
     command: str | None
 
 
@@ -39,20 +42,16 @@ class OfProgram(Shared, total=False):
     reference: str | None
     policy: "Policy | str | None"
     settings: Mapping[str, str] | None
-    positions: Texts | None
 
 
 class OfModel(Shared, total=False):
     """What it takes of a model."""
 
-    phases: Texts | None
-    positions: Texts | None
     decode_steps: int | None
     batch: int | None
     pad: str | None
     tokens_from: Path | str | None
     forced: Mapping[str, Sequence[int]] | None
-    resume: bool | None
     policy: "Policy | str | None"
     settings: Mapping[str, str] | None
     device: str | None
@@ -64,9 +63,12 @@ class LookingAtProgram(TypedDict, total=False):
     """What ``compare`` and ``diagnose`` take of a Program's run."""
 
     program: "Program | str | None"
+    model: str | None
     layers: Texts | None
     points: Texts | None
+    phases: Texts | None
     prompt: Texts | None
+    accum: Texts | None
     progress: Telling
 
 
@@ -95,7 +97,7 @@ class Comparing(Looking, total=False):
     reference: "OwnReference | Names | None"
 
 
-class Finding(Looking, total=False):
+class DiagnoseOptions(Looking, total=False):
     """What ``diagnose`` takes beside these."""
 
     lift: Any

@@ -24,31 +24,31 @@ def init(subject: str, folder: Path | str = ".", reference: str | None = None, f
     subject that is none, or where a file is there (``force``: replaces it); then nothing is written.
     """
     root = Path(folder)
-    own = _checked(subject, reference, root)
-    limits = _filled("budgets.toml", subject, None) + ("" if own else _filled("logits.toml", "", None))
+    own = _is_program(subject, reference, root)
+    limits = _fill("budgets.toml", subject, None) + ("" if own else _fill("logits.toml", "", None))
     files: dict[Path, bytes | str] = {
-        root / "precaudit.toml": _filled("program.toml" if own else "model.toml", subject, reference),
+        root / "precaudit.toml": _fill("program.toml" if own else "model.toml", subject, reference),
         root / "budgets.toml": limits,
-        root / ".github/workflows/precaudit.yml": _filled("workflow.yml", subject, None),
+        root / ".github/workflows/precaudit.yml": _fill("workflow.yml", subject, None),
     }
     there = [path for path in files if path.exists()]
     if there and not force:
         names = ", ".join(map(str, there))
         raise UserError(f"{names}: there already, nothing was written; delete what should go, or replace: --force")
-    if added := _ignored(root / ".gitignore"):
+    if added := _gitignore(root / ".gitignore"):
         files[root / ".gitignore"] = added
     _write_all(files)
     return list(files)
 
 
-def _checked(subject: str, reference: str | None, root: Path) -> bool:
+def _is_program(subject: str, reference: str | None, root: Path) -> bool:
     """Return whether a subject is a program; raises UserError where it, or its reference, is none."""
     if not (subject + (reference or "")).isprintable():
         raise UserError(f"{subject!r}: a subject with characters that cannot be printed")
     if is_program(subject, root):
-        from precaudit.recording.programs.loading import load, load_function
+        from precaudit.recording.programs.loading import load_function, load_program
 
-        load(beside_program(root, subject))
+        load_program(beside_program(root, subject))
         if reference is not None:
             load_function(beside_program(root, reference))
         return True
@@ -61,21 +61,21 @@ def _checked(subject: str, reference: str | None, root: Path) -> bool:
     return False
 
 
-def _filled(template: str, subject: str, reference: str | None) -> str:
+def _fill(template: str, subject: str, reference: str | None) -> str:
     """Return a template with what it leaves open: strings as TOML writes them."""
     text = (resources.files("precaudit") / "templates" / template).read_text(encoding="utf-8")
-    line = '# reference = "FILE.py:NAME"' if reference is None else f"reference = {_quoted(reference)}"
-    where = {"@SUBJECT@": _quoted(subject), "@REFERENCE@": line, "@RUN@": RUN, "@VERSION@": version("precaudit")}
+    line = '# reference = "FILE.py:NAME"' if reference is None else f"reference = {_quote_toml(reference)}"
+    where = {"@SUBJECT@": _quote_toml(subject), "@REFERENCE@": line, "@RUN@": RUN, "@VERSION@": version("precaudit")}
     for mark, value in where.items():
         text = text.replace(mark, value)
     return text
 
 
-def _quoted(text: str) -> str:
+def _quote_toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _ignored(path: Path) -> bytes:
+def _gitignore(path: Path) -> bytes:
     """Return .gitignore with the lines it lacks, the rest as it is; nothing where it lacks none."""
     held = path.read_bytes() if path.is_file() else b""
     lines = {line.strip() for line in held.splitlines()}

@@ -13,15 +13,15 @@ from precaudit.progress import Progress
 from precaudit.reports.policies import PolicyRow
 from precaudit.reports.sweep import SweepRow, front
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import Number, Record, number, value
+from precaudit.schema.records.base import Number, Record, json_number, value
 from precaudit.schema.records.lines import decode_lines, write_lines
 from precaudit.workflows.several import compare_policies, trace_policies
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.timing import How, Timing
     from precaudit.recording.tracing.subject import Subject
-    from precaudit.recording.tracing.trace import Options
-    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.recording.tracing.trace import TraceOptions
+    from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.schema.selection import Selection
 
 ROWS, DRAWN = "sweep.jsonl", "drawn.jsonl"
@@ -43,7 +43,7 @@ class Sweep:
     policies: Sequence[Policy]
     prompts: Any
     select: "Selection"
-    traced: "Options"
+    traced: "TraceOptions"
     compared: "CompareOptions"
     how: "How"
     tpu: str | None = None
@@ -64,8 +64,8 @@ def sweep(load: Load, asked: Sweep, folder: Path, progress: Progress | None = No
     by_name = {row.policy: row for row in errors}
     ran = [(p, t) for p, t in zip(asked.policies, traced, strict=True) if t.run is not None]
     given = [(q.id, q.tokens) for q in next(t.run for _, t in ran if t.run is not None).prompts.values()]
-    drawn = _drawn(load, [p for p, _ in ran], given, asked, folder, progress)
-    predicted = {} if asked.tpu is None else _predicted(load, asked, given[0][0], folder, progress)
+    drawn = _draw(load, [p for p, _ in ran], given, asked, folder, progress)
+    predicted = {} if asked.tpu is None else _predict(load, asked, given[0][0], folder, progress)
     rows = [
         _row(t.policy, by_name.get(t.policy), drawn.get(t.policy), predicted.get(t.policy), t.why or None)
         for t in traced
@@ -97,7 +97,7 @@ class _Drawn:
     parity: RolloutRecord
 
 
-def _drawn(
+def _draw(
     load: Load, policies: Sequence[Policy], prompts: Sequence[tuple[str, Sequence[int]]], asked: Sweep, folder: Path,
     progress: Progress,
 ) -> dict[str, _Drawn]:  # fmt: skip
@@ -107,19 +107,19 @@ def _drawn(
         prompts=tuple(tuple(ids) for _, ids in prompts), how=repr(asked.how),
     )  # fmt: skip
     path = folder / DRAWN
-    if asked.traced.resume and (found := _kept(path, request)) is not None:
+    if asked.traced.resume and (found := _read_kept(path, request)) is not None:
         return found
-    from precaudit.checks.rollouts.drawn import Checks, drawn
+    from precaudit.checks.rollouts.drawn import Checks, draw_all
     from precaudit.checks.rollouts.timing import tasks
 
     subjects = [load(p, "") for p in policies]
-    made = drawn(subjects, tasks(prompts, 1), asked.how, ("while",), Checks(exact=False), (), progress.advance)
+    made = draw_all(subjects, tasks(prompts, 1), asked.how, ("while",), Checks(exact=False), (), progress.advance)
     wholes = {p.policy: p.whole[0] for p in made.parities}
     write_lines(path, [request, *made.timings, *wholes.values()])
     return {t.policy: _Drawn(t, wholes[t.policy]) for t in made.timings}
 
 
-def _kept(path: Path, request: Asked) -> dict[str, _Drawn] | None:
+def _read_kept(path: Path, request: Asked) -> dict[str, _Drawn] | None:
     """Return what drawn.jsonl holds of a request; None where it is not there, or of another."""
     from precaudit.checks.rollouts.timing import Timing
 
@@ -135,7 +135,7 @@ def _kept(path: Path, request: Asked) -> dict[str, _Drawn] | None:
     return {t.policy: _Drawn(t, wholes[t.policy]) for t in lines if isinstance(t, Timing) and t.policy in wholes}
 
 
-def _predicted(load: Load, asked: Sweep, prompt: str, folder: Path, progress: Progress) -> dict[str, PolicyRow]:
+def _predict(load: Load, asked: Sweep, prompt: str, folder: Path, progress: Progress) -> dict[str, PolicyRow]:
     """Return every policy's row on a TPU that is predicted, of one prompt."""
     device = f"tpu-predicted:{asked.tpu}"
     into = folder / f"tpu-{str(asked.tpu).replace(':', '-')}"
@@ -154,24 +154,24 @@ def _row(
     t, m = drawn.timing, drawn.parity.mismatch
     return SweepRow(
         policy=policy, errors=errors, why=errors.why,
-        prefill_ms=number(1e3 * t.prefill.median / t.prompt_tokens),
-        decode_ms=None if t.decode_ms is None else number(t.decode_ms.median), memory=t.memory,
-        decode_ratio=None if t.decode_ratio is None else number(1 / t.decode_ratio.median),
+        prefill_ms=json_number(1e3 * t.prefill.median / t.prompt_tokens),
+        decode_ms=None if t.decode_ms is None else json_number(t.decode_ms.median), memory=t.memory,
+        decode_ratio=None if t.decode_ratio is None else json_number(1 / t.decode_ratio.median),
         k3_kl=m.k3_kl, abs_diff_max=m.abs_diff_max, predicted=None if predicted is None else predicted.logits,
         predicted_why=None if predicted is None else predicted.why,
     )  # fmt: skip
 
 
 def _over(ms: Number | None, first: Number | None) -> Number:
-    return number(value(ms) / value(first))
+    return json_number(value(ms) / value(first))
 
 
 def policies_of(names: str | None) -> list[str]:
     """Return the names in ``a,b``; without any the shipped policies, bf16 first. Raises UserError for an empty list."""
-    from precaudit.schema.policies import shipped
+    from precaudit.schema.policies import shipped_policies
 
     if names is None:
-        return sorted(shipped(), key=lambda name: (name != "bf16", name))
+        return sorted(shipped_policies(), key=lambda name: (name != "bf16", name))
     found = [name.strip() for name in names.split(",") if name.strip()]
     if not found:
         raise UserError(f"--policies {names!r} names no policy")

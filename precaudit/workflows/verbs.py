@@ -12,20 +12,21 @@ from precaudit.schema.selection import Texts
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
-    check,
+    accumulations,
+    check_keywords,
     given_keywords,
     looking,
-    names_of,
+    option_names,
     options_of,
     progress_of,
     prompts_of,
     selection,
-    taken,
+    take_keywords,
 )
 from precaudit.workflows.kinds_of_runs import folder_of, is_import, is_of_program, is_run
 from precaudit.workflows.signatures import (
     Comparing,
-    Finding,
+    DiagnoseOptions,
     LookingAtProgram,
     OfModel,
     OfProgram,
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
     from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
     from precaudit.recording.tracing.subject import Subject
-    from precaudit.recording.tracing.trace import Options as TraceOptions
+    from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
     from precaudit.references.comparison.between import Between
-    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.references.formula import OwnReference
-    from precaudit.references.mapped import Names
+    from precaudit.references.names_map import Names
     from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Selection
 
-LOOKS = ("layers", "points", "prompt")  # filters of what is shown of a Program's run
+LOOKS = ("layers", "points", "phases", "prompt")  # filters of what is shown of a Program's run
 LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
 
 
@@ -100,13 +101,13 @@ def trace(
 
     ``subject``: a name or path as ``load`` takes it, a Subject, or a Program. What is None is as it is by default.
 
-    Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``prompt`` (ids of prompts, or
-    cases), ``force``; ``progress=True`` shows a bar. Of a model: ``prompts``, a list of texts, {id: text} or the path
-    of a JSONL file (None: the shipped ones), ``phases``, ``positions``, or ``select=Selection(…)`` for all filters;
-    ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``positions``, its calls, one after another; ``policy`` and
-    ``settings``, which it announces; ``strict`` and ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and
-    ``"automatic"`` ones).
+    Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``phases`` (of a Program its
+    entry points), ``positions`` (of a Program calls of one, one after another), ``prompt`` (ids of prompts, or cases),
+    ``policy`` and ``settings`` (of a Program what it announces), ``force``; ``progress=True`` shows a bar. Of a model:
+    ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones), or
+    ``select=Selection(…)`` for all filters; ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or
+    ``options=``; of a name also what ``load`` takes. Of a Program: ``strict`` and ``taps="both"`` (its
+    ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones).
 
     Raises UserError before anything is written where something asked for is not possible.
 
@@ -127,56 +128,47 @@ def trace(
 
 def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
     from precaudit.recording.tracing.subject import load
-    from precaudit.recording.tracing.trace import Options
+    from precaudit.recording.tracing.trace import TraceOptions
     from precaudit.recording.tracing.trace import trace as recorded
 
     names = ("prompts", "select", "options", "progress")
-    check("trace", keywords, (*names, *FILTERS, *names_of(Options), *LOADED))
-    loading = taken(keywords, LOADED)
+    check_keywords("trace", keywords, (*names, *FILTERS, *option_names(TraceOptions), *LOADED))
+    loading = take_keywords(keywords, LOADED)
     if loading and not isinstance(subject, str):
         raise UserError(f"{', '.join(loading)} belong to precaudit.load, which made this subject")
     prompts = prompts_of(keywords.pop("prompts", None))
     select = selection(keywords.pop("select", None), keywords)
-    options = options_of(Options, keywords.pop("options", None), keywords, Options())
+    options = options_of(TraceOptions, keywords.pop("options", None), keywords, TraceOptions())
     with progress_of(keywords.pop("progress", None)) as progress:
         subject = load(subject, **loading) if isinstance(subject, str) else subject
         return recorded(subject, output, prompts, select, options, progress)
 
 
 def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> Any:
-    from precaudit.recording.programs.tracing import steps_of
-    from precaudit.recording.programs.tracing import trace as traced
+    from precaudit.recording.programs.planning import longest_scan
+    from precaudit.recording.programs.tracing import trace_program as traced
     from precaudit.schema.selection import names_in, parse_layers
 
-    def named(given: Any, what: str) -> tuple[str, ...] | None:
+    def names_or_none(given: Any, what: str) -> tuple[str, ...] | None:
         return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
 
-    names = (
-        "layers",
-        "points",
-        "prompt",
-        "positions",
-        "policy",
-        "settings",
-        "taps",
-        "strict",
-        "force",
-        "reference",
-        "command",
-    )
-    check("trace of a Program", keywords, (*names, "reference", "command", "progress"))
+    names = ("policy", "settings", "taps", "strict", "force", "resume", "reference", "command", "progress")
+    check_keywords("trace of a Program", keywords, (*FILTERS, *names))
     layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
-    asked, cases = (named(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case")))
+    asked, cases = (
+        names_or_none(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case"))
+    )
     subject = subject if cases is None else subject.some(cases)
-    at = named(keywords.pop("positions", None), "position")
+    at = names_or_none(keywords.pop("positions", None), "position")
+    phases = names_or_none(keywords.pop("phases", None), "entry point")
     policy, settings = keywords.pop("policy", None), keywords.pop("settings", None)
     subject = subject if policy is None and settings is None else subject.announcing(policy, settings)
     asked = None if asked is None or "all" in asked else asked
     if isinstance(layers, str | int):
-        layers = parse_layers(str(layers), steps_of(subject, taps))
+        layers = parse_layers(str(layers), longest_scan(subject, taps))
     with progress_of(keywords.pop("progress", None)) as progress:
         how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
-        how |= {"positions": None if at is None else ",".join(map(str, at))}
+        how |= {"positions": None if at is None else ",".join(map(str, at)), "phases": phases}
         return traced(subject, output, **how, **keywords)
 
 
@@ -226,9 +218,8 @@ def compare(
     ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
     it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
     ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
-    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference``; ``layers``,
-    ``points`` and ``prompt`` (cases) show a part of what is computed whole.
-    ``progress=True`` shows a bar.
+    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference`` or ``model``,
+    ``accum``; ``layers``, ``points``, ``phases`` (entry points) ``prompt`` (cases): a part. ``progress=True``: a bar.
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
@@ -241,31 +232,40 @@ def compare(
     if is_import(run) or is_import(against) or (programs and is_run(run) and is_run(against)):
         from precaudit.references.comparison.between import compare_runs
 
-        check("compare of these two runs", keywords, ("progress",))
+        check_keywords("compare of these two runs", keywords, ("progress",))
         with progress_of(progress) as telling:
             return compare_runs(folder_of(run), folder_of(against), telling.advance)
     if not is_of_program(run):
         return _compare_model(run, against, keywords)
     from precaudit.judging.looks import look_at
     from precaudit.recording.runs.programs import open_program_run
-    from precaudit.references.comparison.programs import compare as compared
+    from precaudit.references.alignment.textbook import beside_model
+    from precaudit.references.comparison.compare import DEFAULT_ACCUM
+    from precaudit.references.comparison.programs import compare_program as compared
 
-    check("compare of a Program's run", keywords, ("program", "reference", *LOOKS, "progress"))
+    check_keywords(
+        "compare of a Program's run", keywords, ("program", "reference", "model", "accum", *LOOKS, "progress")
+    )
     if against is not None and program is not None:
         raise UserError("precaudit.compare: program was given twice")
     with progress_of(progress) as telling:
         opened = run if isinstance(run, Opened) else open_program_run(run)
-        look = look_at(opened, layers, points, prompt)
-        found = compared(opened, against if program is None else program, reference, telling.advance)
+        look = look_at(opened, layers, points, phases, prompt)
+        its = against if program is None else program
+        its, reference = beside_model(opened, its, reference, model, telling.advance)
+        accums = DEFAULT_ACCUM if accum is None else accumulations(accum)
+        found = compared(opened, its, reference, telling.advance, accums)
         return found if look is None else ProgramErrors(look.of(found), opened)
 
 
 def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
-    from precaudit.references.comparison.compare import Options
+    from precaudit.references.comparison.compare import CompareOptions
     from precaudit.references.comparison.compare import compare as compared
 
-    check("compare", keywords, ("select", "options", "subject", *FILTERS, *names_of(Options), "progress"))
-    run, select, options = looking(run, keywords, Options())
+    check_keywords(
+        "compare", keywords, ("select", "options", "subject", *FILTERS, *option_names(CompareOptions), "progress")
+    )
+    run, select, options = looking(run, keywords, CompareOptions())
     with progress_of(keywords.pop("progress", None)) as progress:
         return compared(run, folder_of(against), select, options, progress.advance, keywords.pop("subject", None))
 
@@ -284,7 +284,7 @@ def diagnose(
     run: "Run | Path | str",
     select: "Selection | Program | None" = None,
     options: "CompareOptions | None" = None,
-    **how: Unpack[Finding],
+    **how: Unpack[DiagnoseOptions],
 ) -> "Diagnosis": ...
 def diagnose(
     run: Any,
@@ -312,7 +312,8 @@ def diagnose(
     """Find the causes of a run's errors.
 
     Of a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. Of a Program's run:
-    ``program``, second too, ``objective``, and ``layers``, ``points``, ``prompt``. ``progress=True`` shows a bar.
+    ``program``, second too, ``objective``, ``model``, and ``layers``, ``points``, ``phases``, ``prompt``.
+    ``progress=True`` shows a bar.
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
@@ -323,25 +324,27 @@ def diagnose(
     )  # fmt: skip
     if not is_of_program(run):
         return _diagnose_model(run, keywords)
-    from precaudit.diagnosis.programs import diagnose as named
+    from precaudit.diagnosis.programs import diagnose_program as named
     from precaudit.judging.looks import look_at
     from precaudit.recording.runs.programs import open_program_run
 
-    check("diagnose of a Program's run", keywords, ("select", "program", "objective", *LOOKS, "progress"))
+    check_keywords(
+        "diagnose of a Program's run", keywords, ("select", "program", "objective", "model", *LOOKS, "progress")
+    )
     if select is not None and program is not None:
         raise UserError("precaudit.diagnose: program was given twice")
     with progress_of(progress) as telling:
         opened = run if isinstance(run, Opened) else open_program_run(run)
-        look = look_at(opened, layers, points, prompt)
-        return named(opened, select if program is None else program, telling.advance, objective, look)
+        look = look_at(opened, layers, points, phases, prompt)
+        return named(opened, select if program is None else program, telling.advance, objective, look, model)
 
 
 def _diagnose_model(run: Any, keywords: Keywords) -> Any:
     from precaudit.diagnosis.diagnose import diagnose as found
-    from precaudit.references.comparison.compare import Options
+    from precaudit.references.comparison.compare import CompareOptions
 
     names = ("select", "options", "subject", "lift", "objective")
-    check("diagnose", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
-    run, select, options = looking(run, keywords, Options(accum=()))
+    check_keywords("diagnose", keywords, (*names, *FILTERS, *option_names(CompareOptions), "progress"))
+    run, select, options = looking(run, keywords, CompareOptions(accum=()))
     with progress_of(keywords.pop("progress", None)) as progress:
         return found(run, select, options, progress.advance, **keywords)

@@ -8,10 +8,10 @@ import pytest
 
 from precaudit import Program
 from precaudit.checks.gradients.check import gradcheck
-from precaudit.checks.gradients.subjects import named
+from precaudit.checks.gradients.subjects import import_kernel
 from precaudit.checks.lint.linting import lint_program
 from precaudit.recording.programs.loading import load_attribute
-from precaudit.reports.gradients import table
+from precaudit.reports.gradients import distance_table
 from precaudit.reports.headline import headline
 from precaudit.schema.records.base import value
 from tests.helpers.audited_cases import CASES, audited, program
@@ -92,7 +92,7 @@ def line_of(file, text):
 def held_to_reference(kernel, given="inputs", **how):
     """Return what gradcheck finds of a case, the reference and inputs beside it or beside the file named first."""
     file = f"{CASES}/{how.pop('beside', kernel.partition(':')[0])}"
-    it = named(f"{CASES}/{kernel}", f"{file}:reference", f"{file}:{given}", None)
+    it = import_kernel(f"{CASES}/{kernel}", f"{file}:reference", f"{file}:{given}", None)
     return gradcheck(it.kernel, it.reference, it.inputs, argnums=it.argnums, **({"hostile": False, "seeds": 1} | how))
 
 
@@ -104,7 +104,7 @@ def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
 
 
 def test_each_group_of_failing_inputs_is_explained_by_itself():
-    it = named(f"{CASES}/two_faults.py:bad", None, None, None)
+    it = import_kernel(f"{CASES}/two_faults.py:bad", None, None, None)
 
     def plain_and_tiny(seed):
         x, w = it.inputs(seed)
@@ -126,7 +126,7 @@ def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
     h, w, y = load_attribute(f"{CASES}/xent.py:inputs")(0)
     given = h, w[:, :256], y % 256
     for name, fails in (("buggy", True), ("fixed", False)):
-        it = named(f"{CASES}/{file}:{name}", f"{CASES}/xent.py:reference", f"{CASES}/xent.py:inputs", (0,))
+        it = import_kernel(f"{CASES}/{file}:{name}", f"{CASES}/xent.py:reference", f"{CASES}/xent.py:inputs", (0,))
         with jax.numpy_dtype_promotion("standard"):
             found = gradcheck(it.kernel, it.reference, given, argnums=(0,), hostile=False)
         assert found.exit_code == fails
@@ -138,7 +138,7 @@ def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
             assert f"tests/helpers/cases/{line}:" in found.conclusions[0].partition("rounding explains it")[2]
             note = next(x for x in found.notes if "are not made here" in x)
             assert f"declares at tests/helpers/cases/{line}:" in note
-            assert "strict" in {row[1] for row in table(found).rows}
+            assert "strict" in {row[1] for row in distance_table(found).rows}
 
 
 @pytest.mark.slow  # 20 s

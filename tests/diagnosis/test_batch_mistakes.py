@@ -9,13 +9,13 @@ import pytest
 
 from precaudit.diagnosis.masks import other_mask
 from precaudit.diagnosis.scales import other_scale
-from precaudit.judging.programs import placed
+from precaudit.judging.programs import with_indices
 from precaudit.judging.verdicts import Verdict
 from precaudit.models.configs import from_config_json
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.runs.programs import ProgramPoint
-from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
 from precaudit.schema.places import calls_text, layers_text
 from tests.helpers.paths import CASES
 
@@ -34,7 +34,10 @@ def reading(*lengths, start=0):
 
 
 def seen(each, change=lambda _b, k, v: (k, v)):
-    return [made(plain, replace(o, values=(o.values[0], *change(b, *o.values[1:]))), FP64) for b, o in enumerate(each)]
+    return [
+        evaluate_form(usual_form, replace(o, values=(o.values[0], *change(b, *o.values[1:]))), FP64)
+        for b, o in enumerate(each)
+    ]
 
 
 def test_rows_with_the_mask_of_another_are_named():
@@ -79,10 +82,11 @@ def test_other_values_in_some_slots_are_no_scale():
 
 def test_rows_of_a_batch_are_told_as_rows():
     points = tuple(ProgramPoint(n, shape, (), "bfloat16", "", "", "mul") for n, shape in SHAPES.items())
-    opened = SimpleNamespace(record=SimpleNamespace(points=points, outputs=()))
-    verdicts = [Verdict(status="fail", kind="local", point=n, scope="token", index=23) for n in SHAPES]
-    verdicts += [Verdict(status="fail", kind="formula", point="batch", scope="token", index=23)]
-    assert [v.index for v in placed(verdicts, opened)] == [(2, 7), 23, 23, (2, 1, 3), 23]
+    one = SimpleNamespace(record=SimpleNamespace(phase="call", points=points, outputs=()))
+    opened = SimpleNamespace(entries=(one,))
+    verdicts = [Verdict(status="fail", kind="local", phase="call", point=n, scope="token", index=23) for n in SHAPES]
+    verdicts += [Verdict(status="fail", kind="formula", phase="call", point="batch", scope="token", index=23)]
+    assert [v.index for v in with_indices(verdicts, opened)] == [(2, 7), 23, 23, (2, 1, 3), 23]
 
 
 def test_calls_and_layers_in_words():

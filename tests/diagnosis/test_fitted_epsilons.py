@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.models.jax_decoder.family import parts
+from precaudit.models.jax_decoder.family import family_parts
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
-from precaudit.references.mutations.epsilons import Span, _told
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
+from precaudit.references.mutations.epsilons import Span, _name_fit
 from precaudit.references.mutations.variants import Variant
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -38,12 +38,12 @@ BARELY = {
 def diagnosed(tmp_path, model, policy, norm):
     """Return the findings of a model whose norms are all made by ``norm(honest, x, w, eps, a)``."""
     where = model if model == "tiny" else str(FIXTURES / model)
-    honest = parts(load(where, policy, None, "cpu").config)
+    honest = family_parts(load(where, policy, None, "cpu").config)
     changed = replace(honest, norm=lambda x, w, eps, a: norm(honest.norm, x, w, eps, a))
     subject = load(where, policy, None, "cpu", changed)
     prompt = Prompt(id="a", prompt=TEXT) if model == "tiny" else Prompt(id="a", tokens=TOKENS)
     select = Selection.parse(points="all", phases="prefill")
-    run = trace(subject, tmp_path / "run", [prompt], select, Options())
+    run = trace(subject, tmp_path / "run", [prompt], select, TraceOptions())
     how = CompareOptions(accum=(), cache=tmp_path / "refs")
     return subject.config.norm_eps, diagnose(run, select, how, subject=subject).findings
 
@@ -94,7 +94,7 @@ def test_a_number_that_leaves_half_as_much_as_any_other_is_named(tmp_path):
 )
 def test_where_several_epsilons_fit_the_name_holds_no_number(low, high, alone, cause):
     best = Variant("epsilon 3e-06", "semantics", "", lambda *_: [], fitted=True, number=3e-6)
-    named = _told(Span(low, high, 1e-6), best, alone, outside=False)
+    named = _name_fit(Span(low, high, 1e-6), best, alone, outside=False)
     assert named.name == cause
     assert ("fit" in named.says) == (high > 1.1 * low)
 

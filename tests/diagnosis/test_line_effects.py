@@ -9,16 +9,16 @@ from jax.ad_checkpoint import checkpoint_name
 from precaudit.cli import run as command
 from precaudit.diagnosis.evidence.effects import Effects
 from precaudit.diagnosis.evidence.last_call import NOT_FINITE
-from precaudit.diagnosis.evidence.raised_lines import worth
+from precaudit.diagnosis.evidence.raised_lines import is_worth_a_word
 from precaudit.diagnosis.evidence.records import LineRemedy
-from precaudit.diagnosis.programs import Diagnosed, diagnose
+from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.raised import rounding_lines
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.tracing.predicting import target_of
-from precaudit.references.comparison.programs import compare, traced_program
-from precaudit.reports.program_diagnosis import growth, text
+from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.reports.program_diagnosis import growth_sentences, program_diagnosis_report
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -29,6 +29,10 @@ WEIGHTS = {
     "head": jnp.asarray(DRAW.standard_normal((WIDTH, VOCAB)) / WIDTH**0.5, jnp.bfloat16),
 }
 INPUT = jnp.asarray(4 * DRAW.standard_normal((ROWS, WIDTH)), jnp.bfloat16)
+
+
+def said_of(found):
+    return program_diagnosis_report(found, []).lines
 
 
 def stream(stored, acted):
@@ -49,7 +53,7 @@ def stream(stored, acted):
 
 def run(call, folder, outputs="logits", **cases):
     program = Program(call, WEIGHTS, cases or {"a": (INPUT,)}, outputs=outputs)
-    opened = trace(program, folder)
+    opened = trace_program(program, folder)
     return program, opened
 
 
@@ -70,8 +74,8 @@ def off(call):
 
 def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin").effects
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin").effects
     streamed = next(r for r in found.lines if "# the stream" in r.text[0])
     narrow = off(stream(jnp.bfloat16, jnp.bfloat16))
     edited = off(stream(jnp.float32, jnp.bfloat16))
@@ -80,16 +84,16 @@ def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
     assert float(streamed.gain) > 0.3
     assert streamed is found.lines[0]
     assert streamed.bytes == 2 * ROWS * WIDTH * LAYERS
-    said = text(diagnose(opened, program, objective="margin"), [])
+    said = said_of(diagnose_program(opened, program, objective="margin"))
     assert any("the stream" in line for line in said)
     assert any(line.startswith("To change, emulated: KL") for line in said)
 
 
 def test_shares_of_a_programs_points_add_up_to_what_changed(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
-    compare(opened, program)
+    compare_program(opened, program)
     for objective in ("margin", "kl", "logprob:5"):
-        (one,) = diagnose(opened, program, objective=objective).effects.shares
+        (one,) = diagnose_program(opened, program, objective=objective).effects.shares
         assert one.objective == objective
         assert one.unknown is None
         assert float(one.explained) == pytest.approx(float(one.change), rel=0.02)
@@ -97,7 +101,7 @@ def test_shares_of_a_programs_points_add_up_to_what_changed(tmp_path):
     exact, recorded = in_fp64(), np.asarray(opened.tensors("a", 0, "outputs")["outputs.logits"], np.float64)
     farthest = exact[np.argmax([kl(e, r) for e, r in zip(exact, recorded, strict=True)])]
     second, first = np.sort(farthest)[-2:]
-    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    (one,) = diagnose_program(opened, program, objective="margin").effects.shares
     assert float(one.fp64) == pytest.approx(first - second, rel=1e-6)
 
 
@@ -109,9 +113,9 @@ def test_the_share_of_what_rounds_nothing_is_nothing(tmp_path):
 
     weights = {"w": jnp.asarray(DRAW.standard_normal((WIDTH, 8)), jnp.float32)}
     program = Program(call, weights, {"a": (INPUT.astype(jnp.float32),)}, outputs="y")
-    opened = trace(program, tmp_path / "run")
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin").effects
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin").effects
     (one,) = found.shares
     assert one.objective == "distance"
     sizes = {s.point: abs(float(s.share)) for s in one.shares}
@@ -132,8 +136,8 @@ def test_a_program_with_taps_of_its_own_has_shares_and_lines(tmp_path):
         return (jnp.tanh(mid) * 2).astype(jnp.bfloat16)
 
     program, opened = run(call, tmp_path / "run", outputs="y")
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin").effects
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin").effects
     assert {s.point for s in found.shares[0].shares} == {"mid", "outputs.y"}
     assert float(found.shares[0].explained) == pytest.approx(float(found.shares[0].change), rel=1e-6)
     assert found.lines
@@ -141,30 +145,34 @@ def test_a_program_with_taps_of_its_own_has_shares_and_lines(tmp_path):
 
 def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tmp_path, monkeypatch):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
-    compare(opened, program)
-    first = diagnose(opened, program, objective="margin").effects
+    compare_program(opened, program)
+    first = diagnose_program(opened, program, objective="margin").effects
     made = []
     monkeypatch.setattr("precaudit.diagnosis.evidence.effects.line_remedies", lambda *_: made.append("lines") or ())
-    monkeypatch.setattr("precaudit.diagnosis.evidence.effects.split", lambda *_, **__: made.append("split"))
-    assert diagnose(opened, program, objective="margin").effects == first
+    monkeypatch.setattr("precaudit.diagnosis.evidence.effects.split_change", lambda *_, **__: made.append("split"))
+    assert diagnose_program(opened, program, objective="margin").effects == first
     assert made == []
     monkeypatch.undo()
-    assert diagnose(opened, program, objective="kl").effects.shares[0].objective == "kl"
-    trace(program, opened.folder, force=True)  # nothing of ours stands in the way
+    assert diagnose_program(opened, program, objective="kl").effects.shares[0].objective == "kl"
+    trace_program(program, opened.folder, force=True)  # nothing of ours stands in the way
 
 
 def test_what_cannot_be_told_is_said(tmp_path, capsys):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "bare", outputs=None)
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin")
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin")
     assert found.exit_code == 0
-    assert text(found, [])[-1].startswith('To change: unknown: no output is named: Program(..., outputs="logits")')
+    assert (
+        program_diagnosis_report(found, [])
+        .lines[-1]
+        .startswith('To change: unknown: no output is named: Program(..., outputs="logits")')
+    )
     # a run of someone else's program: its code is not run, the findings are told all the same
     assert command(["diagnose", str(tmp_path / "bare")]) == 0
     assert "To change: unknown" in capsys.readouterr().out
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "nan", a=(INPUT.at[0, 0].set(jnp.nan),))
-    compare(opened, program)
-    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    compare_program(opened, program)
+    (one,) = diagnose_program(opened, program, objective="margin").effects.shares
     assert one.unknown == "values that were recorded are not finite"
 
 
@@ -172,7 +180,7 @@ def test_what_cannot_be_told_is_said(tmp_path, capsys):
 def test_an_objective_that_is_none_is_refused(objective, tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
     with pytest.raises(UserError, match=f"objective '{objective}'"):
-        diagnose(opened, program, objective=objective)
+        diagnose_program(opened, program, objective=objective)
 
 
 def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):
@@ -182,23 +190,23 @@ def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):
         return wide.sum() + moved.astype(jnp.float32).max()
 
     program = Program(call, {}, {"a": (INPUT,)}, outputs="y")
-    opened = trace(program, tmp_path / "run")
-    _, made = traced_program(opened, program)
+    opened = trace_program(program, tmp_path / "run")
+    made = traced_entries(opened, program)[0].made
     assert rounding_lines(made.jaxpr.jaxpr) == {}
-    compare(opened, program)
-    assert diagnose(opened, program, objective="margin").effects.lines == ()
+    compare_program(opened, program)
+    assert diagnose_program(opened, program, objective="margin").effects.lines == ()
 
 
 def test_where_nothing_was_judged_nothing_is_explained():
     found = Diagnosed((), (), 0)
     assert found.exit_code == 3
-    assert text(found, []) == ["? nothing was judged."]
+    assert said_of(found) == ["? nothing was judged."]
 
 
 def test_growth_is_told_by_steps_and_occurrences(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
-    errors = compare(opened, program)
-    told = growth(errors)
+    errors = compare_program(opened, program)
+    told = growth_sentences(errors)
     assert any(f"at its last of {LAYERS}" in x for x in told)
 
     def jumps(params, x):
@@ -207,7 +215,7 @@ def test_growth_is_told_by_steps_and_occurrences(tmp_path):
         return x
 
     program, opened = run(jumps, tmp_path / "loop", outputs="y")
-    assert any(f"at its last of {LAYERS}" in x for x in growth(compare(opened, program)))
+    assert any(f"at its last of {LAYERS}" in x for x in growth_sentences(compare_program(opened, program)))
 
 
 def test_what_only_moves_a_raised_value_rounds_nothing(tmp_path):
@@ -217,8 +225,8 @@ def test_what_only_moves_a_raised_value_rounds_nothing(tmp_path):
         return moved.astype(jnp.float32)
 
     program, opened = run(call, tmp_path / "run", outputs="y")
-    compare(opened, program)
-    (line,) = diagnose(opened, program, objective="margin").effects.lines
+    compare_program(opened, program)
+    (line,) = diagnose_program(opened, program, objective="margin").effects.lines
     assert line.text[0].startswith("made = ")
     assert float(line.gain) > 0.99
 
@@ -229,15 +237,15 @@ def test_a_rounding_by_reduce_precision_is_tried_and_told_beside_the_real_size(t
         return jax.lax.reduce_precision(wide, 8, 3)
 
     program, opened = run(call, tmp_path / "run")
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin")
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin")
     (line,) = found.effects.lines
     assert line.text == ("return jax.lax.reduce_precision(wide, 8, 3)",)
     assert float(line.gain) > 0.99
     exact = np.asarray(INPUT, np.float64) @ np.asarray(WEIGHTS["head"], np.float64)
     made = np.asarray(jax.jit(call)(WEIGHTS, INPUT), np.float64)
     assert float(line.real) == pytest.approx(np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)]), rel=1e-6)
-    (told,) = (x for x in text(found, []) if x.startswith("To change"))
+    (told,) = (x for x in said_of(found) if x.startswith("To change"))
     assert "as it ran), and" in told
 
 
@@ -246,7 +254,7 @@ def test_a_size_that_is_far_from_the_real_one_is_said_to_be_the_emulations():
         run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(8.3e-2, 1e-2), all=0.0,
         flips=(0, 0), rows=1, gain=0.88, error=0.01, bytes=0, real=1.3e-4,
     )  # fmt: skip
-    said = text(Diagnosed((), (), 1, effects=Effects(lines=(line,))), [])
+    said = said_of(Diagnosed((), (), 1, effects=Effects(lines=(line,))))
     assert any("8.3e-2 (1.3e-4 as it ran)" in x for x in said)
     assert any("farther off than the program was" in x for x in said)
 
@@ -256,8 +264,8 @@ def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
         return (1e4 * x.astype(jnp.float32)).astype(jnp.float8_e4m3fn).astype(jnp.float32)
 
     program, opened = run(call, tmp_path / "run", outputs="y")
-    compare(opened, program)
-    said = text(diagnose(opened, program, objective="margin"), [])
+    compare_program(opened, program)
+    said = said_of(diagnose_program(opened, program, objective="margin"))
     assert not any("nan" in x for x in said if x.startswith(("To change", "  ", "Output")))
     assert f"To change: unknown: {NOT_FINITE}" in said
 
@@ -283,8 +291,8 @@ def test_a_jump_is_told_before_what_grows_more():
         )
         for name, each in sizes.items() for i, x in enumerate(each)
     ]  # fmt: skip
-    assert [line.partition(" ")[0] for line in growth(errors)] == ["jumps", "steady"]
-    assert "with a jump at step 2 (× 4.0)" in growth(errors)[0]
+    assert [line.partition(" ")[0] for line in growth_sentences(errors)] == ["jumps", "steady"]
+    assert "with a jump at step 2 (× 4.0)" in growth_sentences(errors)[0]
 
 
 @pytest.mark.parametrize(("gain", "error", "told"), [(0.15, 0.1, False), (0.15, 0.05, True), (0.05, 0.001, False)])
@@ -293,7 +301,7 @@ def test_a_gain_within_its_error_or_too_small_is_not_told(gain, error, told):
         run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(1.0, 1 - gain), all=0.0,
         flips=(0, 0), rows=1, gain=gain, error=error, bytes=0,
     )  # fmt: skip
-    assert worth(line) is told
+    assert is_worth_a_word(line) is told
 
 
 def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
@@ -302,9 +310,9 @@ def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
     program = Program(
         lambda p, x: x @ p["w"], weights, {"a": (first,)}, steps=2, advance=lambda _inputs, out: (out,), outputs="y"
     )
-    opened = trace(program, tmp_path / "run")
-    compare(opened, program)
-    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
+    (one,) = diagnose_program(opened, program, objective="margin").effects.shares
     given = np.asarray(opened.tensors("a", 2, "inputs")["0"], np.float64)
     made = np.asarray(opened.tensors("a", 2, "outputs")["outputs.y"], np.float64)
     assert float(one.change) == pytest.approx(np.linalg.norm(made - given @ np.asarray(weights["w"], np.float64)))
@@ -337,9 +345,9 @@ def test_a_second_moment_that_earlier_calls_rounded_is_the_line_to_change(tmp_pa
         averaged(jnp.bfloat16), {}, {"a": started(jnp.bfloat16)}, steps=steps - 1, advance=advance,
         outputs=("new", "second"),
     )  # fmt: skip
-    opened = trace(program, tmp_path / "run")
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin").effects
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin").effects
     (line,) = found.lines
     assert "# the second moment" in line.text[0]
     assert line.calls == steps
@@ -359,7 +367,7 @@ def test_a_second_moment_that_earlier_calls_rounded_is_the_line_to_change(tmp_pa
     assert float(line.size[0]) == pytest.approx(narrow, rel=0.5)
     assert float(line.gain) == pytest.approx(1 - edited / narrow, abs=0.02)
     assert float(line.gain) > 0.9
-    assert any(f"after {steps} calls" in x for x in text(diagnose(opened, program, objective="margin"), []))
+    assert any(f"after {steps} calls" in x for x in said_of(diagnose_program(opened, program, objective="margin")))
 
 
 def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
@@ -371,9 +379,9 @@ def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
         return jnp.tanh(y) + jnp.dot(x, params, precision="highest")
 
     program = Program(call, w, {"a": (x,)}, outputs="y")
-    opened = trace(program, tmp_path / "run", target=target_of("tpu-emulated:v5e"))
-    compare(opened, program)
-    found = diagnose(opened, program, objective="margin").effects
+    opened = trace_program(program, tmp_path / "run", target=target_of("tpu-emulated:v5e"))
+    compare_program(opened, program)
+    found = diagnose_program(opened, program, objective="margin").effects
     narrow = jnp.tanh(x.astype(jnp.bfloat16).astype(jnp.float32) @ w.astype(jnp.bfloat16).astype(jnp.float32))
     product = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     exact = np.tanh(product) + product
@@ -383,5 +391,5 @@ def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
     assert line.products == line.sources
     assert float(line.size[0]) == pytest.approx(off, rel=0.1)
     assert float(line.gain) > 0.99
-    said = text(diagnose(opened, program, objective="margin"), [])
+    said = said_of(diagnose_program(opened, program, objective="margin"))
     assert any(x.endswith(f'precision="highest" at {line.sources[0]}') for x in said)

@@ -12,7 +12,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.schema.places import Place
 from precaudit.schema.prompts import Prompt
@@ -28,7 +28,7 @@ def layers(tmp_path):
     """Return an honest run of a fixture, and its model."""
     run = Recorded.of(fixture_run(tmp_path / "run", "llama-gqa", "fp32-highest", ALL))
     checkpoint = open_checkpoint(str(FIXTURES / "llama-gqa"))
-    return run, Model(checkpoint.config, checkpoint.tensors.read)
+    return run, Model(checkpoint.config, checkpoint.tensors.read_tensor)
 
 
 def test_a_norm_that_reads_another_tensor_is_told(layers, operation):
@@ -63,7 +63,7 @@ def test_how_the_embedding_is_handed_on_is_told(cause, tmp_path, monkeypatch):
     )  # fmt: skip
     tokens = [Prompt(id="p0", tokens=(3, 1, 4, 15, 9))]
     subject = load(str(FIXTURES / "llama-gqa"), "fp32-highest", None, "cpu")
-    run = Recorded.of(trace(subject, tmp_path / "run", tokens, ALL, Options(decode_steps=0)))
+    run = Recorded.of(trace(subject, tmp_path / "run", tokens, ALL, TraceOptions(decode_steps=0)))
     checkpoint = open_checkpoint(str(FIXTURES / "llama-gqa"))
     place = Place("p0", "prefill", 0, 0, "resid_in")
-    assert stream_state(run, Model(checkpoint.config, checkpoint.tensors.read), place).cause == cause
+    assert stream_state(run, Model(checkpoint.config, checkpoint.tensors.read_tensor), place).cause == cause

@@ -17,11 +17,11 @@ from precaudit.cli import run
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.caches import explain
 from precaudit.diagnosis.evidence.closure import closure
-from precaudit.diagnosis.evidence.flips import Flip, Rows, exchanged, flips, sentence
+from precaudit.diagnosis.evidence.flips import Flip, LogitsRows, exchanged_tokens, flips, flips_sentence
 from precaudit.diagnosis.evidence.invariance import invariance
 from precaudit.diagnosis.evidence.positions import shape
 from precaudit.diagnosis.evidence.records import Finding
-from precaudit.diagnosis.evidence.remedies import _raised, remedies
+from precaudit.diagnosis.evidence.remedies import _raise_part, remedies
 from precaudit.diagnosis.evidence.shares import PLANTED, shares
 from precaudit.diagnosis.evidence.views import _relative, partings, summary
 from precaudit.interpreters.jaxpr import plant
@@ -32,14 +32,14 @@ from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.tracing.repeat import _compared, repeat
+from precaudit.recording.tracing.repeat import _compare, repeat
 from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import load
 from precaudit.references.cache import References
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.mutations.flash import Flash
-from precaudit.references.mutations.forms import Inputs, plain, quantised
-from precaudit.reports.diagnosis import growth, jumps, spans, text
+from precaudit.references.mutations.forms import Inputs, quantiser, usual_form
+from precaudit.reports.diagnosis import diagnosis_report, growth_lines, jumps, spans
 from precaudit.schema.graphs.decoder import present
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines
@@ -72,7 +72,7 @@ def test_a_harmless_rewrite_is_not_accused(tmp_path):
     found = traced(tmp_path, load("tiny", "bf16", None, "cpu", REWRITES["fused projections"]))
     assert (found.exit_code, found.findings, found.unknown) == (0, (), ())
     assert not found.formula.differs
-    assert text(found)[0].startswith("✓ rounding explains all")
+    assert diagnosis_report(found).lines[0].startswith("✓ rounding explains all")
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     select = Selection.parse(points="q,k,v,attn_out,logits", phases="prefill,decode")
     with placed():
         record(tmp_path / "run", prompts=prompts, parts=parts, select=select)
-        options = Options(accum=("float16",), cache=tmp_path / "refs")
+        options = CompareOptions(accum=("float16",), cache=tmp_path / "refs")
         compared = compare(tmp_path / "run", options=options)
         found = diagnose(tmp_path / "run", options=options, subject=load("tiny", "bf16", None, "cpu", parts))
     assert any("decode does not depend on the prompt" in n for n in compared.notes)
@@ -111,10 +111,10 @@ def test_a_program_that_is_not_at_hand_is_said(tmp_path, capsys):
 @pytest.mark.slow
 def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     record(tmp_path / "run", select=Selection.parse(points="q,logits", phases="prefill"))
-    options = Options(accum=(), cache=tmp_path / "refs")
+    options = CompareOptions(accum=(), cache=tmp_path / "refs")
     first = diagnose(tmp_path / "run", options=options)
     assert (first.exit_code, first.formula.differs, first.formula.unknown) == (0, (), None)
-    monkeypatch.setattr("precaudit.recording.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.recording.tracing.shadowed.tap_distances", lambda *_: pytest.fail("computed again"))
     again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
     assert again.formula == first.formula
     assert again.judged == 2
@@ -123,18 +123,20 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
 def test_what_buys_is_unknown_without_the_device_and_nothing_is_said_where_nothing_buys(tmp_path, monkeypatch):
     record(tmp_path / "run", select=Selection.parse(points="q", phases="prefill"), decode_steps=0)
     found = diagnose(
-        tmp_path / "run", Selection.parse(layers="2", points="q"), options=Options(accum=(), cache=tmp_path / "refs")
+        tmp_path / "run",
+        Selection.parse(layers="2", points="q"),
+        options=CompareOptions(accum=(), cache=tmp_path / "refs"),
     )
     monkeypatch.setattr("precaudit.reports.diagnosis.device_kind", lambda _: "gpu")
-    assert "To change: unknown: needs gpu" in text(replace(found, remedies=None))
-    assert not [line for line in text(replace(found, remedies=())) if line.startswith("To change")]
+    assert "To change: unknown: needs gpu" in diagnosis_report(replace(found, remedies=None)).lines
+    assert not [line for line in diagnosis_report(replace(found, remedies=())).lines if line.startswith("To change")]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     run = record(folder / "run", prompts=["def f(x):\n    return x + 1"], select=Selection.parse(points="all"))
-    compare(run, options=Options(accum=(), cache=folder / "refs"))
+    compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     return Recorded.of(run), load("tiny", "bf16", None, "cpu")
 
 
@@ -217,7 +219,7 @@ def test_the_same_text_another_way(whole):
 @pytest.mark.slow  # 40 s
 def test_what_raising_the_policy_buys(whole):
     recorded, subject = whole
-    model = Model(subject.config, subject.checkpoint.tensors.read)
+    model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
     tokens = np.asarray(recorded.run.prompts["p0"].tokens, np.int32)
     found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *_: None, layer=3)}
     parts = {"scores", "probs", "attn_out", "residual", "activations", "mlp"}
@@ -257,17 +259,17 @@ def test_what_flips_is_told_with_its_distance():
     exact = np.array([5.0, 4.0, 3.9, 1.0, 0.5, 0.4, -3.0])
     close = np.array([5.0, 4.0, 3.9, 1.0, 0.3, 0.6, -3.0])
     wrong = np.array([5.0, 4.0, 3.9, 1.0, 0.5, 0.4, 9.0])
-    assert [(k, came, fell) for k, came, fell, _ in exchanged(close, exact)] == [(5, (5,), (4,))]
-    assert next(exchanged(close, exact))[3] == pytest.approx(0.1)
-    assert [(k, came, fell, apart) for k, came, fell, apart in exchanged(wrong, exact)] == [
+    assert [(k, came, fell) for k, came, fell, _ in exchanged_tokens(close, exact)] == [(5, (5,), (4,))]
+    assert next(exchanged_tokens(close, exact))[3] == pytest.approx(0.1)
+    assert [(k, came, fell, apart) for k, came, fell, apart in exchanged_tokens(wrong, exact)] == [
         (1, (6,), (0,), 8.0), (5, (6,), (4,), 3.5),
     ]  # fmt: skip
     near = Flip("a", "decode", 2, 7, 1, (1,), (0,), 0.1, True)
-    assert "a at step 2 (near tie, 0.1 apart)" in sentence(Rows(4, (near,)), 3)
-    assert "top-1 is not FP64's in 1 of 4 rows, 1 of them near ties" in sentence(Rows(4, (near,)), 3)
-    assert "stay FP64's for 3 steps" in sentence(Rows(4, (), 0, 3), 3)
-    assert "stay" not in sentence(Rows(4, (), 0, 2), 3)
-    assert sentence(Rows(0, ()), 3) is None
+    assert "a at step 2 (near tie, 0.1 apart)" in flips_sentence(LogitsRows(4, (near,)), 3)
+    assert "top-1 is not FP64's in 1 of 4 rows, 1 of them near ties" in flips_sentence(LogitsRows(4, (near,)), 3)
+    assert "stay FP64's for 3 steps" in flips_sentence(LogitsRows(4, (), 0, 3), 3)
+    assert "stay" not in flips_sentence(LogitsRows(4, (), 0, 2), 3)
+    assert flips_sentence(LogitsRows(0, ()), 3) is None
 
 
 def test_flips_of_a_run_are_near_where_sigma_says(whole, tmp_path):
@@ -304,7 +306,7 @@ def test_growth_says_where_it_jumps(whole):
         for e in kept
     ]
     assert "with a jump at layer 3 (× " in jumps(risen)
-    assert next(line for line in growth(risen) if "jumps" in line).split()[0] == "3"
+    assert next(line for line in growth_lines(risen) if "jumps" in line).split()[0] == "3"
     assert jumps([e for e in kept if e.layer == 0]) == ""
 
 
@@ -362,7 +364,7 @@ def test_nan_that_came_in_is_not_blamed_on_the_operation(tmp_path, capsys):
 
 def test_a_rescore_alone_says_nothing_of_the_formula(tmp_path):
     record(tmp_path / "run", select=Selection.parse(points="v", phases="rescore"))
-    found = diagnose(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    found = diagnose(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert "neither prefill nor decode" in found.formula.unknown
 
 
@@ -396,7 +398,9 @@ def test_how_errors_depend_on_position():
 def test_closure_tells_what_excess_precision_keeps(whole):
     recorded, subject = whole
     kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
-    found = {c.format: c for c in closure(recorded, Model(subject.config, subject.checkpoint.tensors.read), kept)}
+    found = {
+        c.format: c for c in closure(recorded, Model(subject.config, subject.checkpoint.tensors.read_tensor), kept)
+    }
     bf16 = found["bfloat16"]
     assert bf16.kept > 0
     assert bf16.off[0] > bf16.on[1]
@@ -411,7 +415,7 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
     with placed():
         found = repeat(tmp_path / "run", tmp_path / "other", load("tiny", "bf16", None, "cpu", wrong))
     assert (found.first.layer, found.first.point, found.first.phase) == (2, "v", "prefill")
-    found = _compared(found.run, SimpleNamespace(points=found.run.points[:-1]))
+    found = _compare(found.run, SimpleNamespace(points=found.run.points[:-1]))
     assert found.differing == 1
     assert found.first is not None
     assert run(["trace", "tiny", "--repeat", str(tmp_path / "run")]) == 2
@@ -422,7 +426,7 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
 def test_a_program_that_cannot_be_lifted_is_unknown_until_its_meaning_is_given(tmp_path):
     subject = load("tiny", "bf16", None, "cpu", replace(Parts(), softmax=opaque_softmax))
     record(tmp_path / "run", parts=subject.parts, select=Selection.parse(points="all", phases="prefill"))
-    options = Options(accum=(), cache=tmp_path / "refs")
+    options = CompareOptions(accum=(), cache=tmp_path / "refs")
     found = diagnose(tmp_path / "run", options=options, subject=subject)
     assert "--lift pure_callback=" in found.formula.unknown
     assert found.shares[0].unknown is not None
@@ -457,17 +461,17 @@ def test_caches_are_explained():
     assert said(shifted) == ("rows shifted", "state")
     assert said(foreign) == ("foreign rows", "state")
     assert said(narrow) == ("cache in float8_e4m3fn", "format")
-    assert said(quantised(8)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int8", "format")
-    assert said(quantised(4)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int4", "format")
+    assert said(quantiser(8)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int8", "format")
+    assert said(quantiser(4)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int4", "format")
     assert explain(stale, CACHE).says == "row 3 holds row 1; 1 rows differ"
 
 
 def test_integers_are_within_half_a_step():
     x = np.random.default_rng(2).normal(size=(5, 3, 8))
     step = np.abs(x).max(axis=-1, keepdims=True) / 127
-    assert (np.abs(quantised(8)(x) - x) <= step / 2 * (1 + 1e-12)).all()
-    assert len(np.unique(np.round(quantised(4)(x)[0, 0] / (np.abs(x[0, 0]).max() / 7)))) <= 8
-    assert not quantised(8)(np.zeros((1, 1, 4))).any()
+    assert (np.abs(quantiser(8)(x) - x) <= step / 2 * (1 + 1e-12)).all()
+    assert len(np.unique(np.round(quantiser(4)(x)[0, 0] / (np.abs(x[0, 0]).max() / 7)))) <= 8
+    assert not quantiser(8)(np.zeros((1, 1, 4))).any()
 
 
 @pytest.mark.parametrize("block", [2, 7, 64])
@@ -475,7 +479,7 @@ def test_flash_attention_is_attention(block):
     rng = np.random.default_rng(3)
     q, k, v = rng.normal(size=(9, 4, 8)), rng.normal(size=(9, 2, 8)), rng.normal(size=(9, 2, 8))
     o = Inputs(Model(load("tiny", device="cpu").config, None), 0, "attn_out", np.arange(9), (q, k, v))
-    np.testing.assert_allclose(Flash(block=block)(o, FP64), plain(o, FP64), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(Flash(block=block)(o, FP64), usual_form(o, FP64), rtol=1e-13, atol=1e-14)
 
 
 def test_layers_are_told_in_runs():
@@ -486,9 +490,9 @@ def test_remedies_share_weights_of_one_format():
     """A second copy of weights in float32 would be four times a bfloat16 model."""
     subject = load("tiny", "bf16", None, "cpu")
     held = {"bfloat16": subject}
-    first = _raised(held, subject, "activations", {"activations": "float32"}, None)
-    second = _raised(held, subject, "all", {"activations": "float32", "residual": "float32"}, None)
-    third = _raised(held, subject, "residual", {"residual": "float32"}, None)
+    first = _raise_part(held, subject, "activations", {"activations": "float32"}, None)
+    second = _raise_part(held, subject, "all", {"activations": "float32", "residual": "float32"}, None)
+    third = _raise_part(held, subject, "residual", {"residual": "float32"}, None)
     assert second.parameters["embed"] is first.parameters["embed"]
     assert third.parameters["embed"] is subject.parameters["embed"]
     assert first.parameters["embed"].dtype == np.float32

@@ -10,9 +10,9 @@ import pytest
 from jax import lax
 
 from precaudit import Program, gate
-from precaudit.diagnosis.programs import diagnose
-from precaudit.recording.programs.tracing import trace
-from precaudit.references.comparison.programs import compare
+from precaudit.diagnosis.programs import diagnose_program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline
 from tests.helpers.selected import few
 
@@ -79,8 +79,8 @@ CASES = {
 
 def judged(folder, call):
     program = Program(call=call, params=W, cases={"a": (X,)})
-    run = trace(program, folder / "run", force=True)
-    return gate(compare(run, program)), diagnose(run, program)
+    run = trace_program(program, folder / "run", force=True)
+    return gate(compare_program(run, program)), diagnose_program(run, program)
 
 
 def line(call):

@@ -11,7 +11,7 @@ from exams.exam_cells import Answer, asked, table
 from exams.exam_diagnose import mistakes
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.selection import Selection
 
@@ -56,7 +56,7 @@ def test_cells_are_whole(theme):
 def tensors(folder, subject, cell):
     prompts = exam_cells._prompts(cell)
     select = Selection.parse(points="all", phases="prefill,decode")
-    options = Options(force=True, decode_steps=cell.steps, batch=len(prompts), pad="left")
+    options = TraceOptions(force=True, decode_steps=cell.steps, batch=len(prompts), pad="left")
     run = trace(subject, folder, prompts, select, options)
     return {(p.prompt, p.phase, p.step, p.layer, p.point): run.tensor(p).tobytes() for p in run.points}
 

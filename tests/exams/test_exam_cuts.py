@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from exams import calibrate, exam, exam_cells, exam_diagnose, programs
+from exams import calibrate, exam, exam_cells, exam_diagnose, exam_written, mesh, programs
 from exams.cells import CELLS
 from exams.cut import Cut, cut
 from exams.injection import Cell
@@ -23,13 +23,16 @@ KINDS = {
     "absences": (exam.absences(), "exam"), "honest variants": (exam.variants(1), "exam"),
     "faults in files": (exam.in_files(), "exam"), "faults in programs": (exam.in_programs(), "exam"),
     "mistakes": (exam_diagnose.mistakes(), "exam_diagnose"), "pairs": (exam_diagnose.pairs(), "exam_diagnose"),
-    "rewrites": (exam_diagnose.rewrites(), "exam_diagnose"),
+    "rewrites": (exam_diagnose.rewrites(), "exam_diagnose"), "written": (exam_written.rows(), "exam_written"),
+    "twins": (exam_written.twins(), "exam_written"),
+    "sharded programs": (list(mesh.honest_cells()), "mesh"),
+    "mistakes of meshes": (list(mesh.mistaken_cells()), "mesh"),
     "examples": (list(programs.programs("examples/")), "programs"),
 }  # fmt: skip
 
 
 def test_ci_makes_a_cut_of_every_exam():
-    assert set(CUTS) == {"exam", "exam_diagnose", "exam_cells", "programs", "calibrate"}
+    assert set(CUTS) == {"exam", "exam_diagnose", "exam_cells", "exam_written", "mesh", "programs", "calibrate"}
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
 
 

@@ -20,9 +20,9 @@ from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import cache_write, rms_norm
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from precaudit.workflows.starter import init
@@ -84,7 +84,7 @@ BROKEN = {
 
 def judged(folder, parts, baseline=None):
     record(folder / "run", parts=parts, select=Selection.parse(points="all", phases="prefill,decode"))
-    return gate(compare(folder / "run", options=Options(accum=(), cache=folder / "refs")), baseline=baseline)
+    return gate(compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs")), baseline=baseline)
 
 
 @pytest.mark.parametrize("name", few(BROKEN, "epsilon outside the root", "cache off by one"))  # 5 s each
@@ -99,7 +99,7 @@ def test_a_broken_decoder_fails_where_it_is_broken(tmp_path, name):
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     record(folder / "run", prompts=["def f(x):\n", "import os"], select=Selection.parse(points="all"))
-    return compare(folder / "run", options=Options(accum=(), cache=folder / "refs"))
+    return compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
 @pytest.mark.parametrize("absence", ABSENCES, ids=lambda a: a.name)
@@ -121,7 +121,7 @@ def test_an_honest_rewrite_passes(tmp_path, name):
 def test_an_honest_decoder_passes_and_keeps_its_baseline(tmp_path):
     first = judged(tmp_path, None)
     assert (first.exit_code, set(first.counts)) == (0, {"pass"})
-    found = compare(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    found = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     freeze(found, tmp_path / "baseline.jsonl")
     assert gate(found, baseline=tmp_path / "baseline.jsonl").exit_code == 0
 
@@ -147,7 +147,7 @@ def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
     subject = mistake.subject(None if mistake.whole else 2)
     with placed():
         run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
-    found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     assert mistake.point in {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}
 
 
@@ -171,6 +171,6 @@ def test_one_ulp_away_from_ties_is_no_tie(tmp_path):
     subject = load("tiny", "bf16", None, "cpu", replace(Parts(), project=truncating))
     select = Selection.parse(points="v,attn_proj,mlp_out", layers="2", phases="prefill")
     run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
-    found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     failed = {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}
     assert failed == {"v", "attn_proj", "mlp_out"}

@@ -7,7 +7,7 @@ from exams.tpu import BOUNDS
 from exams.tpu_compiled import collectives, policies
 from exams.tpu_gradient import batch, error, example, measured
 from precaudit.interpreters.tpu.target import parse_target
-from precaudit.schema.policies import shipped
+from precaudit.schema.policies import shipped_policies
 from tests.helpers.tpus import needs_libtpu
 
 V5E, V6E = parse_target("v5e"), parse_target("v6e")
@@ -40,7 +40,7 @@ def test_every_shipped_policy_compiles_for_another_generation():
     Five layers unrolled make five times as many products; fused, a layer has three fewer.
     """
     found = dict(policies("tiny", [V6E]))
-    assert [name.split()[0] for name in found] == list(shipped())
+    assert [name.split()[0] for name in found] == list(shipped_policies())
     for name, told in found.items():
         policy = name.split()[0]
         passes = "6 passes" if policy == "fp32-highest" else "1 pass"

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax
 
 from precaudit import gate
-from precaudit.diagnosis.programs import Diagnosed, diagnose
+from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.judging.judgement import Judgement
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.tracing import trace
-from precaudit.references.comparison.programs import compare
-from precaudit.references.mapped import names_of
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.names_map import names_of
 from precaudit.schema.records.errors import ErrorRecord
 from tests.helpers.paths import CASES
 
@@ -34,16 +34,16 @@ class Audited(NamedTuple):
 @cache
 def program(name: str):
     """Return the program a case holds: ``page_scale.py:bug``."""
-    return load(f"{CASES}/{name}")
+    return load_program(f"{CASES}/{name}")
 
 
 def audited(folder: Path, name: str, mapped: bool = False) -> Audited:
     """Trace, compare, gate and diagnose a case into a folder; cases mix formats as users' code does."""
     with jax.numpy_dtype_promotion("standard"):
         subject = program(name)
-        run = trace(subject, folder / "run", f"{CASES}/{name}", force=True)
+        run = trace_program(subject, folder / "run", f"{CASES}/{name}", force=True)
         names = names_of(MAP if mapped else None, None, None)
-        found = compare(run, subject, names)
-        case = Audited(tuple(found), gate(found), diagnose(run, subject))
+        found = compare_program(run, subject, names)
+        case = Audited(tuple(found), gate(found), diagnose_program(run, subject))
         assert (case.judgement.exit_code == 1) == (case.diagnosis.exit_code == 1), "gate and diagnose contradict"
         return case

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.diagnosis.programs import diagnose
-from precaudit.recording.programs.tracing import trace
+from precaudit.diagnosis.programs import diagnose_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from tests.helpers.audited_cases import program
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -65,10 +65,10 @@ PROGRAMS = {
 
 def audited(folder, subject):
     """Return what gate and diagnose say of an honest run, and where gate fails one with a product 2 % too large."""
-    opened = trace(subject, folder)
-    compare(opened, subject)
+    opened = trace_program(subject, folder)
+    compare_program(opened, subject)
     honest = gate(folder)
-    findings = [f.cause for f in diagnose(opened, subject).findings]
+    findings = [f.cause for f in diagnose_program(opened, subject).findings]
     point = next(p.name for p in opened.record.points if p.primitive == "dot_general")
     name = file_name(opened.record, "a", 0, "taps")
     tensors = load_file(opened.folder / name)
@@ -76,7 +76,7 @@ def audited(folder, subject):
     save_file({**tensors, point: changed}, opened.folder / name)
     hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
     write_manifest(opened.folder, msgspec.structs.replace(opened.record, hashes=hashes))
-    compare(open_program_run(opened.folder), subject)
+    compare_program(open_program_run(opened.folder), subject)
     failed = {v.point for v in gate(folder).verdicts if v.status == "fail" and v.kind == "local"}
     return {"honest": dict(honest.counts), "findings": findings, "point": point, "failed": sorted(failed)}
 

@@ -16,10 +16,11 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Program, gate
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import plant, reap
-from precaudit.recording.programs.tracing import points, trace
+from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))
 ROWS, COLUMNS = PartitionSpec("rows"), PartitionSpec(None, "columns")
@@ -47,7 +48,7 @@ def drawn():
 def audited(folder):
     """Return what was recorded beside NumPy's shards of it, and where verdicts fail after a fault on one shard of b."""
     program = drawn()
-    opened = trace(program, folder / "run")
+    opened = trace_program(program, folder / "run")
     taps = opened.tensors("a", 0, "taps")
     x, up = program.cases["a"][0], program.params[0]
     parts = [np.asarray(x[i : i + 3], np.float64) @ np.asarray(up[:, j : j + 8], np.float64)
@@ -61,7 +62,7 @@ def audited(folder):
     save_file({**tensors, "part": changed.astype(tensors["part"].dtype)}, opened.folder / name)
     hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
     write_manifest(opened.folder, msgspec.structs.replace(opened.record, hashes=hashes))
-    compare(open_program_run(opened.folder), program)
+    compare_program(open_program_run(opened.folder), program)
     judged = gate(opened.folder)
     failed = [[v.prompt, v.layer, v.point] for v in judged.verdicts if v.status == "fail" and v.kind == "local"]
     return {"stacked": {p.name: p.stacked for p in points(program)}, "off": off, "failed": failed,
@@ -88,7 +89,7 @@ def planted():
 def layers(folder):
     """Return what is said of some layers of it."""
     try:
-        trace(drawn(), folder / "some", layers=(0,))
+        trace_program(drawn(), folder / "some", layers=(0,))
     except UserError as error:
         return str(error)
     return ""

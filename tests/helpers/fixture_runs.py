@@ -3,7 +3,7 @@
 import numpy as np
 
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.prompts import Prompt
 from tests.helpers.paths import FIXTURES
 from tests.helpers.runs import everything
@@ -21,4 +21,4 @@ TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
 def fixture_run(folder, name, policy="fp32-highest", select=None, tokens=(TOKENS,), **options):
     prompts = [Prompt(id=f"p{i}", tokens=t) for i, t in enumerate(tokens)]
     subject = load(str(FIXTURES / name), policy, device="cpu")
-    return trace(subject, folder, prompts, select or everything(), Options(decode_steps=3, force=True, **options))
+    return trace(subject, folder, prompts, select or everything(), TraceOptions(decode_steps=3, force=True, **options))

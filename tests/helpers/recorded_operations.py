@@ -36,7 +36,7 @@ def honest_operations(folder):
 
 def operation_of(run, name, point, policy, layer):
     checkpoint = open_checkpoint(str(FIXTURES / name))
-    model = Model(checkpoint.config, checkpoint.tensors.read)
+    model = Model(checkpoint.config, checkpoint.tensors.read_tensor)
     place = Place("p0", "prefill", 0, layer if POINTS[point].per_layer else None, point)
     return prepare(run, model, place, parts(run, place)[0]), model, load_policy(policy)
 

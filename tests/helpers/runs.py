@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -29,7 +29,7 @@ def record(
         folder,
         given,
         select or Selection(),
-        Options(force=True, **options),
+        TraceOptions(force=True, **options),
     )
 
 

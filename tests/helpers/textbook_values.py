@@ -18,7 +18,7 @@ def reference(checkpoint, tokens, lengths=None):
     found = {}
     rows = np.arange(len(tokens))
     forward(
-        Model(checkpoint.config, checkpoint.tensors.read),
+        Model(checkpoint.config, checkpoint.tensors.read_tensor),
         [tokens],
         [FP64],
         Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),

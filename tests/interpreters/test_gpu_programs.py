@@ -20,17 +20,17 @@ import precaudit
 from precaudit import Program
 from precaudit.checks.gradients import case, sides
 from precaudit.checks.gradients.check import gradcheck
-from precaudit.interpreters.gpu.units import labelled
+from precaudit.interpreters.gpu.units import ways_by_label
 from precaudit.interpreters.jaxpr import multiplying
-from precaudit.interpreters.jaxpr.emulate import emulated
+from precaudit.interpreters.jaxpr.emulate import emulate_segments
 from precaudit.interpreters.jaxpr.expanded import EXPANDED
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.interpreters.jaxpr.rounding import rounded
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.jaxpr.rounding import round_once
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.judging.programs import notes
 from precaudit.models.numpy_decoder import passes
 from precaudit.models.numpy_decoder.accumulation import rounding_products
-from precaudit.recording.programs.preparing import code_of, prepared
+from precaudit.recording.programs.preparing import code_hash, prepare_program
 from precaudit.recording.runs.programs import file_name, open_program_run, write_tensors
 from precaudit.references.traced.forward import Chains
 from precaudit.references.traced.units import Units
@@ -78,7 +78,7 @@ CONVOLUTION = 'f32[8,4]{1,0} custom-call(%a, %b), custom_call_target="__cudnn$co
     ("bf16[8,16]{1,0} multiply(%a, %a)", "bf16", ("rounded products",)),
 ])  # fmt: skip
 def test_a_text_says_how_products_are_made(instruction, form, ways):
-    assert labelled(parse(text(instruction, form))) == {"product.3": ways}
+    assert ways_by_label(parse_module(text(instruction, form))) == {"product.3": ways}
 
 
 def test_a_dot_in_a_loop_s_fusion_is_made_in_float32():
@@ -90,12 +90,12 @@ ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
   ROOT %made = f32[8,4]{1,0} fusion(%x, %y), kind=kLoop, calls=%inside
 }
 """
-    assert labelled(parse(fused)) == {"product.3": ("float32",)}
-    assert labelled(parse(fused.replace("kLoop", "kCustom"))) == {"product.3": ("1 TF32 pass",)}
+    assert ways_by_label(parse_module(fused)) == {"product.3": ("float32",)}
+    assert ways_by_label(parse_module(fused.replace("kLoop", "kCustom"))) == {"product.3": ("1 TF32 pass",)}
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=8, max_size=8), st.integers(-12, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_operands_are_rounded_to_tf32_as_the_device_does(values, ulps):
     """Also those some ulps off a tie, of which ``near_tie`` says what the other way makes of them."""
     given = np.asarray(values, np.float32)
@@ -103,11 +103,11 @@ def test_operands_are_rounded_to_tf32_as_the_device_does(values, ulps):
     near = (kept + np.uint32(4096 + ulps)).view(np.float32)
     for x in (given, near[np.isfinite(near)]):
         with np.errstate(over="ignore", invalid="ignore"):
-            wide, want = x.astype(np.float64), passes.tf32(x)
+            wide, want = x.astype(np.float64), passes.to_tf32(x)
             above = ((x.view(np.uint32) & np.uint32(0xFFFFE000)) + np.uint32(0x2000)).view(np.float32)
             gap = np.abs(above.astype(np.float64) - (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32))
         with jax.enable_x64(True):
-            made, step = np.asarray(multiplying.tf32(wide)), np.asarray(multiplying.near_tie(wide, 8))
+            made, step = np.asarray(multiplying.round_to_tf32(wide)), np.asarray(multiplying.near_tie(wide, 8))
         np.testing.assert_array_equal(made, want)
         off = np.abs((x.view(np.uint32) & np.uint32(0x1FFF)).astype(int) - 4096)
         known = (off <= 8) & np.isfinite(x) & np.isfinite(above) & (np.abs(wide) >= 2.0**-126)
@@ -118,7 +118,7 @@ def test_convolutions_round_ties_to_even():
     one = np.float32(1 + 2.0**-11)  # halfway between 1 and the next TF32 number
     with jax.enable_x64(True):
         assert multiplying.to_even(np.float64(one)) == 1.0
-        assert multiplying.tf32(jnp.float64(one)) == 1 + 2.0**-10
+        assert multiplying.round_to_tf32(jnp.float64(one)) == 1 + 2.0**-10
 
 
 def segment(call, how, *args):
@@ -129,7 +129,7 @@ def segment(call, how, *args):
 
     out = jax.eval_shape(tapped, *args)
     with jax.enable_x64(True):
-        made = emulated(tapped, how)({"y": np.zeros(out.shape, out.dtype)}, *args)
+        made = emulate_segments(tapped, how)({"y": np.zeros(out.shape, out.dtype)}, *args)
     return np.asarray(made["y"][1])
 
 
@@ -147,7 +147,9 @@ def test_a_float32_product_is_made_as_the_text_says_and_not_coarser_than_it_decl
     a, b = normal(5, 64), normal(64, 7)
     how = Realisation(unit="gpu", made={"": said})
     made = segment(lambda x, y: jnp.dot(x, y, precision=precision), how, a, b)
-    np.testing.assert_allclose(made, passes.products(setting)(a.astype(np.float64), b.astype(np.float64)), rtol=ONCE)
+    np.testing.assert_allclose(
+        made, passes.matmul_products(setting)(a.astype(np.float64), b.astype(np.float64)), rtol=ONCE
+    )
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -228,11 +230,11 @@ def test_two_readers_may_have_made_a_value_apart():
 
     both = {"s": np.stack([scores, scores + np.float32(2.0**-15)]), "p": np.ones((2, 1, 1), np.float32)}
     with jax.enable_x64(True):
-        first, second = emulated(tapped, Realisation(unit="gpu", made={}, apart=True))(both, scores)["p"]
+        first, second = emulate_segments(tapped, Realisation(unit="gpu", made={}, apart=True))(both, scores)["p"]
     assert abs(float(first[0, 0]) - 1) > 2e-5
     assert abs(float(second[0, 0]) - 1) > 2e-5
     with jax.enable_x64(True):
-        alone = emulated(tapped, Realisation())({"s": scores, "p": scores}, scores)["p"][0]
+        alone = emulate_segments(tapped, Realisation())({"s": scores, "p": scores}, scores)["p"][0]
     assert float(alone[0, 0]) == 1.0
 
 
@@ -246,7 +248,7 @@ def test_a_quotient_by_a_constant_is_a_product_with_its_inverse_in_bfloat16_too(
 
 
 def test_one_minus_a_square_is_a_product_of_sums():
-    stored = partial(rounded, dtype=jnp.bfloat16)
+    stored = partial(round_once, dtype=jnp.bfloat16)
     with jax.enable_x64(True):
         x = stored(jnp.asarray(normal(99).astype(np.float64)))
         made = np.asarray(EXPANDED["one_minus_square"](x, {}, stored))
@@ -293,7 +295,7 @@ def test_a_softmax_whose_sum_was_made_apart_passes_and_one_farther_off_fails(tmp
 
 def test_draws_of_a_gpu_add_in_orders_of_their_own():
     program = Program(lambda w, x: x @ w, normal(256, 8), {"a": (normal(4, 256),)})
-    made = prepared(program)
+    made = prepare_program(program)
     given = {"0": np.asarray(program.cases["a"][0])}
     with jax.enable_x64(True):
         (on_gpu,) = Chains(program, made, Units({"product.0": "float32"}, False, True)).calls([(given, {})])
@@ -326,7 +328,7 @@ def test_what_tf32_explains_of_a_kernel_is_told(monkeypatch):
     def on_gpu(self, key, side, both, cotangents, given):
         if side != case.KERNEL:
             return run(self, key, side, both, cotangents, given)
-        return [passes.products("TF32_TF32_F32")(*(np.asarray(x, np.float64) for x in given)).astype(np.float32)]
+        return [passes.matmul_products("TF32_TF32_F32")(*(np.asarray(x, np.float64) for x in given)).astype(np.float32)]
 
     monkeypatch.setattr(sides.Sides, "_run", on_gpu)
     found = gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
@@ -352,7 +354,7 @@ def recorded(folder, name, program=None, **changes):
     run = folder / name
     shutil.copytree(RUNS / name, run)
     record = json.loads((run / "program.json").read_text())
-    record |= {"code": code_of(prepared(program or PROGRAMS[name]))} | changes
+    record |= {"code": code_hash(prepare_program(program or PROGRAMS[name]))} | changes
     (run / "program.json").write_text(json.dumps(record))
     return run
 
@@ -409,7 +411,7 @@ def test_a_fault_on_a_gpu_fails_there(tmp_path, name, tap, fault):
 
 def rounded_through_bfloat16(x):
     with jax.enable_x64(True):
-        return np.asarray(rounded(x.astype(np.float64), jnp.bfloat16)).astype(np.float32)
+        return np.asarray(round_once(x.astype(np.float64), jnp.bfloat16)).astype(np.float32)
 
 
 def test_notes_say_what_the_compiler_made_of_products(tmp_path):

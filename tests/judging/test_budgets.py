@@ -5,8 +5,8 @@ import pytest
 
 from precaudit.errors import UserError
 from precaudit.judging.applied_rules import Rules
-from precaudit.judging.baselines import Baseline, BaselineLine, place_of
-from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
+from precaudit.judging.baselines import Baseline, BaselineLine, frozen_place
+from precaudit.judging.budgets import METRICS, Known, keeps_limit, metric_of, ratchet, read_budgets, resolve_budgets
 from precaudit.judging.gate import gate
 from precaudit.schema.limits import default_limits
 from precaudit.schema.records.errors import Distribution, ErrorRecord, Narrow, Signed, Unexplained
@@ -69,7 +69,7 @@ def verdict(tmp_path):
 
     def apply(text, e, before=None):
         stated = read_budgets(written(tmp_path / "budgets.toml", text))
-        frozen = Baseline(tmp_path, None, {place_of(e): before}) if before is not None else None
+        frozen = Baseline(tmp_path, None, {frozen_place(e): before}) if before is not None else None
         rules = Rules(LIMITS, stated, frozen)
         found = rules.apply(e, "here")
         assert (found is None) == (rules.passed == 1)
@@ -93,9 +93,9 @@ def frozen(e, **values):
 def test_what_is_read(tmp_path):
     text = GOOD + '\n[[budget]] # two\nwhy = "w"\npoints = ["*_norm", "attn_*"]\nratchet = true\nmetric = "mae"\n'
     first, second = read_budgets(written(tmp_path / "budgets.toml", text))
-    assert (first.line, first.points, first.factor, first.entry.limit) == (3, {"q"}, None, 0.5)
+    assert (first.line, first.of.points, first.factor, first.entry.limit) == (3, {"q"}, None, 0.5)
     assert second.line == 9
-    assert second.points == {"mlp_norm", "final_norm", "attn_norm", "attn_out", "attn_proj"}
+    assert second.of.points == {"mlp_norm", "final_norm", "attn_norm", "attn_out", "attn_proj"}
     assert second.factor == 1.5
 
 
@@ -204,15 +204,15 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 def test_a_budget_that_names_nothing_recorded_is_refused(tmp_path, body, words):
     path = entry(tmp_path, f'metric = "mae"\nlimit = 1\n{body}')
     with pytest.raises(UserError) as said:
-        resolve(read_budgets(path), path, 5, RECORDED)
+        resolve_budgets(read_budgets(path), path, 5, RECORDED)
     assert str(said.value).startswith(f"{path}:3: ")
     assert not [w for w in words if w not in str(said.value)], str(said.value)
 
 
 def test_layers_are_resolved(tmp_path):
     path = entry(tmp_path, 'metric = "mae"\nlimit = 1\nlayers = "0,-1"\nphases = ["prefill"]\npoints = ["q", "logits"]')
-    (found,) = resolve(read_budgets(path), path, 5, RECORDED)
-    assert found.layers == {0, 4}
+    (found,) = resolve_budgets(read_budgets(path), path, 5, RECORDED)
+    assert found.of.layers == {0, 4}
     assert found.matches("local", "prefill", 4, "q")
     others = [("forward", "prefill", 4, "q"), ("local", "decode", 4, "q"), ("local", "prefill", 3, "q")]
     others += [("local", "prefill", 4, "k"), ("local", "prefill", None, "logits")]
@@ -259,7 +259,7 @@ def test_every_metric_is_told_from_a_record():
 
 
 def test_nan_keeps_no_limit():
-    assert not [m for m in METRICS if within(m, float("nan"), 1.0)]
+    assert not [m for m in METRICS if keeps_limit(m, float("nan"), 1.0)]
 
 
 def test_a_limit_at_a_scope_names_the_index(verdict):
@@ -343,6 +343,15 @@ def test_a_ratchet_allows_a_factor_and_noise(verdict, before, emulated, factor, 
     assert (found if found == "pass" else found.status) == status
     if status == "fail":
         assert found.limit == pytest.approx(max(float(1.5 if factor is True else factor) * before, 2 * emulated))
+
+
+@pytest.mark.parametrize(
+    ("before", "factor", "noise", "limit"),
+    [(0.01, 2.0, 0.0, 0.02), (0.01, 2.0, 0.03, 0.03), (0.0, 1.5, 1e-6, 1e-6), (None, 2.0, 1.0, None),
+     ("inf", 2.0, 1.0, None), ("nan", 2.0, 1.0, None)],
+)  # fmt: skip
+def test_a_ratchet_of_any_kind_is_one_rule(before, factor, noise, limit):
+    assert ratchet(before, factor, noise) == limit
 
 
 def test_a_ratchet_without_emulated_error_holds_the_factor_alone(verdict):

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from precaudit.errors import UserError
 from precaudit.judging.applied_rules import JUDGED
-from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
+from precaudit.judging.baselines import drift, freeze, frozen_place, provenance, read_run_baseline, seal, stale
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, inheriting
@@ -24,8 +24,9 @@ from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFil
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.written import recall
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
@@ -45,13 +46,13 @@ def honest(tmp_path_factory):
     """One traced and compared run; tests that alter it copy its folder."""
     folder = tmp_path_factory.mktemp("honest")
     record(folder / "run", prompts=PROMPTS)
-    return compare(folder / "run", options=Options(cache=folder / "refs", accum=("float16",)))
+    return compare(folder / "run", options=CompareOptions(cache=folder / "refs", accum=("float16",)))
 
 
 @pytest.fixture(scope="module")
 def again(honest):
     """Return what compares an altered copy, with the references that are there."""
-    return lambda folder: compare(folder, options=Options(cache=honest.folder.parent / "refs", accum=()))
+    return lambda folder: compare(folder, options=CompareOptions(cache=honest.folder.parent / "refs", accum=()))
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def retensor(folder, point, change):
     """Replace prompt p0's prefill tensor of layer 1 by what ``change`` makes of it; return nothing else altered."""
     path = folder / "tensors" / "p0.prefill.0.safetensors"
     files = SafetensorsFiles.open([path], WORDS)
-    tensors = {k: np.array(files.read(k)) for k in files.entries}
+    tensors = {k: np.array(files.read_tensor(k)) for k in files.entries}
     new = tensors[f"1.{point}"] = np.ascontiguousarray(change(tensors[f"1.{point}"]))
     save_file(tensors, path)
 
@@ -124,7 +125,7 @@ def places(found, status):
 
 def rewritten(path, **fields):
     """Change the first line of a baseline."""
-    b = read_baseline(path)
+    b = read_run_baseline(path)
     body = path.read_bytes().partition(b"\n")[2]
     record = change(b.record, **fields)
     digest = seal(record)
@@ -177,7 +178,7 @@ def test_a_dropped_line_is_missing_against_a_baseline(lines, frozen):
     found = gate(write(errors[:5] + errors[6:]), baseline=frozen)
     assert found.counts == {"missing": 1, "pass": len(errors) - 1}
     assert found.exit_code == 3
-    assert (found.verdicts[0].kind, *found.verdicts[0].place) == place_of(errors[5])
+    assert (found.verdicts[0].kind, *found.verdicts[0].place) == frozen_place(errors[5])
     assert gate(write(errors), baseline=frozen).exit_code == 0
 
 
@@ -372,7 +373,7 @@ def test_what_was_not_compared_is_missing(copy, again):
     shutil.rmtree(copy / "against", ignore_errors=True)
     (copy / "compare.json").unlink()
     select = Selection.parse(layers="1")
-    compare(copy, select=select, options=Options(cache=copy.parent / "refs", accum=()))
+    compare(copy, select=select, options=CompareOptions(cache=copy.parent / "refs", accum=()))
     found = gate(copy)
     assert found.exit_code == 3
     assert {v.layer for v in found.verdicts} == {0, 2, 3, 4}
@@ -387,7 +388,7 @@ def test_a_record_taken_out_of_a_comparison_is_missing(honest):
     for kind in ("local", "forward"):
         at = next(i for i, e in enumerate(honest.errors) if e.kind == kind)
         found = gate(replace(honest, errors=honest.errors[:at] + honest.errors[at + 1 :]))
-        assert [(v.kind, *v.place) for v in found.verdicts] == [place_of(honest.errors[at])]
+        assert [(v.kind, *v.place) for v in found.verdicts] == [frozen_place(honest.errors[at])]
         assert found.counts["missing"] == 1
         assert found.exit_code == 3
 
@@ -460,11 +461,11 @@ def test_a_baseline_comes_back_without_tensors(honest, frozen, tmp_path):
     alone = tmp_path / "alone" / "b.jsonl"
     alone.parent.mkdir()
     shutil.copy(frozen, alone)
-    b = read_baseline(alone)
+    b = read_run_baseline(alone)
     judged = [e for e in honest.errors if e.kind in JUDGED]
-    assert set(b.lines) == {place_of(e) for e in judged}
-    assert all(b.lines[place_of(e)].rel_l2 == e.rel_l2 == b.lines[place_of(e)].first for e in judged)
-    assert all(b.lines[place_of(e)].mae == e.mae for e in judged)
+    assert set(b.lines) == {frozen_place(e) for e in judged}
+    assert all(b.lines[frozen_place(e)].rel_l2 == e.rel_l2 == b.lines[frozen_place(e)].first for e in judged)
+    assert all(b.lines[frozen_place(e)].mae == e.mae for e in judged)
     r = honest.run.record
     assert (b.record.weights, b.record.policy, b.record.device) == (r.model.sha256, r.policy, r.device)
     assert (set(b.record.tokens), b.record.chain) == ({"p0", "p1"}, ())
@@ -484,8 +485,9 @@ def test_drift_is_told_largest_first(honest, frozen):
     one = next(i for i, e in enumerate(honest.errors) if e.kind == "forward" and e.rel_l2)
     errors = list(honest.errors)
     errors[one] = change(errors[one], rel_l2=errors[one].rel_l2 * 3)
-    first = drift(read_baseline(frozen), errors)[0]
-    assert (first[0], place_of(first[2])) == (pytest.approx(3), place_of(errors[one]))
+    first = drift(read_run_baseline(frozen), errors)[0]
+    text = f"{Place.of(errors[one]).text} [forward] rel_l2"
+    assert (first.now, first.what) == (pytest.approx(3), text)
 
 
 @pytest.mark.parametrize("at", [0.001, 0.5, 0.8, 0.999])
@@ -495,13 +497,13 @@ def test_an_altered_baseline_is_refused(frozen, at):
     data[i] += 1
     frozen.write_bytes(data)
     with pytest.raises(UserError, match="altered since it was frozen"):
-        read_baseline(frozen)
+        read_run_baseline(frozen)
 
 
 def test_a_shortened_baseline_is_refused(frozen):
     frozen.write_bytes(b"".join(frozen.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="altered since it was frozen"):
-        read_baseline(frozen)
+        read_run_baseline(frozen)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{}\n", b"text\n", b"\xff\xfe\n"])
@@ -529,17 +531,17 @@ def test_nothing_is_no_baseline(honest, tmp_path):
 
 
 def test_a_chain_of_baselines_remembers_the_first(honest, frozen):
-    one = read_baseline(frozen).record
+    one = read_run_baseline(frozen).record
     two = freeze(scaled(honest, 1.4), frozen, accept=True, why="new kernel")
     three = freeze(scaled(honest, 1.9), frozen, accept=True, why="another")
     assert [(x.sha256, x.why) for x in three.chain] == [(one.sha256, "new kernel"), (two.sha256, "another")]
     assert len({one.sha256, two.sha256, three.sha256}) == 3
-    b = read_baseline(frozen)
+    b = read_run_baseline(frozen)
     assert b.record == three
     moved = [e for e in honest.errors if e.kind in ("local", "forward") and e.rel_l2]
     assert moved
     for e in moved:
-        line = b.lines[place_of(e)]
+        line = b.lines[frozen_place(e)]
         assert (line.first, line.rel_l2) == (e.rel_l2, pytest.approx(1.9 * e.rel_l2))
     now, since, _ = drift(b, scaled(honest, 3.8).errors)[0]
     assert (now, since) == (pytest.approx(2), pytest.approx(3.8))
@@ -572,9 +574,9 @@ def test_a_baseline_of_another_policy_is_stale(honest, frozen):
 
 
 def test_everything_stale_is_told(honest, frozen):
-    b = read_baseline(rewritten(frozen, weights="0" * 64, device="TPU v4", tokens={"p1": ""}))
-    assert len(stale(b, honest.run, across_devices=False)) == 3
-    assert len(stale(b, honest.run, across_devices=True)) == 2
+    b = read_run_baseline(rewritten(frozen, weights="0" * 64, device="TPU v4", tokens={"p1": ""}))
+    assert len(stale(b.record, provenance(honest.run), across_devices=False)) == 3
+    assert len(stale(b.record, provenance(honest.run), across_devices=True)) == 2
 
 
 def test_a_baseline_of_another_device_can_be_allowed(honest, frozen):
@@ -610,7 +612,7 @@ def test_a_place_of_the_baseline_that_was_not_requested_is_missing(honest, tmp_p
     path = tmp_path / "wider.jsonl"
     freeze(replace(honest, errors=[*honest.errors, wider]), path)
     found = gate(honest, baseline=path)
-    assert [(v.kind, *v.place) for v in found.verdicts] == [place_of(wider)]
+    assert [(v.kind, *v.place) for v in found.verdicts] == [frozen_place(wider)]
     assert found.exit_code == 3
 
 
@@ -618,9 +620,9 @@ def test_a_ratchet_holds_a_run_against_its_baseline(honest, frozen, tmp_path):
     path = budgets(tmp_path, 'points = ["attn_out", "logits"]\nkind = "forward"\nmetric = "rel_l2"\nratchet = true')
     assert gate(honest, budgets=path, baseline=frozen).exit_code == 0
     found = gate(scaled(honest, 4), budgets=path, baseline=frozen)
-    held = {place_of(e) for e in honest.errors if e.kind == "forward" and e.point in ("attn_out", "logits")}
+    held = {frozen_place(e) for e in honest.errors if e.kind == "forward" and e.point in ("attn_out", "logits")}
     worse = {
-        place_of(e) for e in honest.errors if place_of(e) in held and e.rel_l2 and 4 * value(e.ratio) > 2
+        frozen_place(e) for e in honest.errors if frozen_place(e) in held and e.rel_l2 and 4 * value(e.ratio) > 2
     }  # fmt: skip
     assert worse
     assert {(v.kind, *v.place) for v in found.verdicts if v.metric == "rel_l2" and v.status == "fail"} == worse
@@ -873,7 +875,8 @@ def test_a_baseline_of_before_the_embedding_s_factor_had_a_key(honest, frozen):
     """What was frozen without the key was exact, which in other families than Gemma is what runs now."""
     policy = honest.run.record.policy
     assert policy["embed_factor"] == "exact"
-    before = read_baseline(rewritten(frozen, policy={k: v for k, v in policy.items() if k != "embed_factor"}))
-    assert stale(before, honest.run, False) == []
+    before = read_run_baseline(rewritten(frozen, policy={k: v for k, v in policy.items() if k != "embed_factor"}))
+    assert stale(before.record, provenance(honest.run)) == []
     changed = msgspec.structs.replace(honest.run.record, policy=policy | {"embed_factor": "published"})
-    assert stale(before, replace(honest.run, record=changed), False) == ["policy: embed_factor exact, now published"]
+    now = provenance(replace(honest.run, record=changed))
+    assert stale(before.record, now) == ["policy: embed_factor exact, now published"]

@@ -11,8 +11,8 @@ from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.judging.gate import judge_look
 from precaudit.judging.looks import Look, look_at
-from precaudit.judging.programs import errors_of
-from precaudit.recording.programs.loading import load
+from precaudit.judging.programs import program_errors
+from precaudit.recording.programs.loading import load_program
 from tests.helpers.paths import EXAMPLES
 
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
@@ -21,7 +21,7 @@ OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("looks") / "run"
-    program = replace(load(OWN), steps=0)
+    program = replace(load_program(OWN), steps=0)
     run = precaudit.trace(program, folder, points="query,scores,logits")
     precaudit.compare(run, program)
     return program, run
@@ -29,12 +29,12 @@ def compared(tmp_path_factory):
 
 def test_a_look_holds_what_it_names(compared):
     _, run = compared
-    look = look_at(run, 1, "query", ["a"])
-    assert look == Look(frozenset({1}), ("query",), ("a",))
-    every = errors_of(run)
+    look = look_at(run, 1, "query", None, ["a"])
+    assert look == Look(frozenset({1}), ("query",), None, ("a",))
+    every = program_errors(run)
     kept = look.of(every)
     assert {(e.prompt, e.layer, e.point) for e in kept} == {("a", 1, "query")}
-    assert {e.kind for e in kept} == {"local", "forward"}
+    assert {e.kind for e in kept} == {"local", "forward", "accum"}
     assert judge_look(run, every, look).counts == {"pass": 2}
     assert look_at(run) is None
     assert len(look_at(run, points="all").of(every)) == len(every)
@@ -78,7 +78,7 @@ def test_what_fails_elsewhere_is_not_in_the_look(compared):
     far = {"unexplained": None}
     every = [
         msgspec.structs.replace(e, **far) if (e.kind, e.layer, e.point) == ("local", 2, "query") else e
-        for e in errors_of(run)
+        for e in program_errors(run)
     ]
     assert judge_look(run, every, look_at(run, layers="2")).exit_code == 3
     assert judge_look(run, every, look_at(run, layers="0,1")).exit_code == 0

@@ -88,6 +88,20 @@ def test_the_gate_of_many_records(kind, runs):
 
 
 @pytest.mark.slow
+def test_two_runs_of_many_tensors_against_each_other(runs):
+    """Runs are read a prompt at a time, and records stay in their file: 20,000 in memory are 300 MB."""
+    short, long, count = runs["model"]
+    if not (long / "tensors").exists():
+        (long / "tensors").symlink_to(short / "tensors")
+    before, after = (peak("compare", str(run), str(run)) for run in (short, long))
+    assert (before[2], after[2]) == (0, 0), after[3]
+    lines = [next(run.glob("against/*/errors.jsonl")).read_bytes().count(b"\n") for run in (short, long)]
+    assert lines[1] == lines[0] * (count // len((short / "errors.jsonl").read_bytes().splitlines()))
+    assert lines[1] > 10_000
+    assert after[0] - before[0] < 40, after[0] - before[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_the_table_of_many_records(kind, runs, tmp_path):
     short, long, count = runs[kind]

@@ -18,7 +18,7 @@ from precaudit.judging.rules import judge_pair
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.prefill_decode import _pair
-from precaudit.reports.judgement import message
+from precaudit.reports.judgement import verdict_message
 from precaudit.schema.records.runs import StepRecord
 
 WEIGHT = "model.layers.2.self_attn.v_proj.weight"
@@ -70,7 +70,7 @@ def test_every_command_says_what_is_not_finite(broken, capfd):
     assert "elements are NaN or infinite" in text
     verdicts = gate(traced).verdicts
     assert {v.status for v in verdicts if "there is no top-1" in v.text} == {"input suspect"}
-    told = [message(v) for v in verdicts if v.metric == "nonfinite"]
+    told = [verdict_message(v) for v in verdicts if v.metric == "nonfinite"]
     assert told
     for text in told:  # a finite element is none of those that are not
         assert "worst element" not in text or re.search(r"worst element .*: (nan|-?inf)", text)
@@ -107,6 +107,6 @@ def test_a_row_without_top_1_is_no_match_of_anything():
 def test_of_a_tensor_of_nan_alone_nothing_is_said_to_be_explained():
     known = {"status": "nonfinite", "kind": "local", "point": "x", "policy": "equations", "explained": 1.0}
     bad = Verdict(**known, metric="nonfinite", value=8, rel_l2=0.0)
-    assert "explains" not in message(bad)
-    assert "8 elements are NaN or infinite" in message(bad)
-    assert "explains 100 % of it" in message(msgspec.structs.replace(bad, rel_l2=1e-3))
+    assert "explains" not in verdict_message(bad)
+    assert "8 elements are NaN or infinite" in verdict_message(bad)
+    assert "explains 100 % of it" in verdict_message(msgspec.structs.replace(bad, rel_l2=1e-3))

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import precaudit
 from exams import mistakes
 from precaudit.judging.gate import judge_records
-from precaudit.judging.pooled import GAIN, RATIO, pooled
+from precaudit.judging.pooled import GAIN, RATIO, pooled_verdicts
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import inheriting
 from precaudit.models.jax_decoder.arithmetic import Arithmetic
@@ -37,7 +37,7 @@ def records(prompts=6, calls=4, ratio=1.0, gain=0.0, n=512, layer=2, point="q"):
 
 
 def found(errors):
-    return [(v.layer, v.point, v.metric) for v in pooled(errors, default_limits())]
+    return [(v.layer, v.point, v.metric) for v in pooled_verdicts(errors, default_limits())]
 
 
 def test_what_is_the_same_in_all_records_fails_far_below_the_limit_of_one():
@@ -82,7 +82,7 @@ def test_the_sentence_says_of_how_many_and_which_way():
 
 
 def test_it_inherits_from_a_fault_before_it():
-    (after,) = pooled(records(ratio=3.0), default_limits())
+    (after,) = pooled_verdicts(records(ratio=3.0), default_limits())
     broken = Place("p0", "prefill", 0, 1, "attn_out").record("local", "run", "fp64", n=4, nonfinite=1)
     verdict = judge(broken, default_limits())
     statuses = {v.point: v.status for v in inheriting([verdict, after])}

@@ -24,7 +24,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize("many", [0, 5, 1000])
 def test_what_is_kept_in_a_file_is_what_was_given(many, monkeypatch):
-    whole = Spilled(VERDICTS).ordered()
+    whole = Spilled(VERDICTS).in_order()
     monkeypatch.setattr(spilled, "MANY", many)
     kept = Spilled(VERDICTS)
     assert len(kept) == len(VERDICTS)
@@ -32,8 +32,8 @@ def test_what_is_kept_in_a_file_is_what_was_given(many, monkeypatch):
     assert kept[7] == VERDICTS[7]
     assert kept[-2:] == VERDICTS[-2:]
     assert isinstance(whole, tuple)
-    assert list(kept.ordered()) == list(whole)
-    assert kept.ordered()[0] == whole[0]
+    assert list(kept.in_order()) == list(whole)
+    assert kept.in_order()[0] == whole[0]
     assert [v.status for v in whole] == sorted(v.status for v in VERDICTS)
     kept.extend(VERDICTS[:2])  # after it was read
     assert list(kept) == [*VERDICTS, *VERDICTS[:2]]

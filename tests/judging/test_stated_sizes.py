@@ -9,9 +9,10 @@ from precaudit import Program, gate
 from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.judging.farthest import Sizes, ways_made
-from precaudit.recording.programs.tracing import trace
-from precaudit.references.comparison.programs import compare
-from precaudit.reports.headline import headline, how_far, percent
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
+from precaudit.reports.digits import percent
+from precaudit.reports.headline import headline, how_far
 from precaudit.schema.places import Place
 
 AT = Place("a", "call", 0, 3, "scores")
@@ -27,8 +28,8 @@ def folder(tmp_path_factory):
     draw = np.random.default_rng(0)
     w, x = (jnp.asarray(draw.standard_normal((16, 16)) / 2, jnp.float32) for _ in range(2))
     program = Program(turning, w, {"a": (x,)}, outputs="y")
-    opened = trace(program, tmp_path_factory.mktemp("sizes") / "run")
-    compare(opened, program)
+    opened = trace_program(program, tmp_path_factory.mktemp("sizes") / "run")
+    compare_program(opened, program)
     wanted = np.sin(2.0**22 * (np.asarray(x, np.float64) @ np.asarray(w, np.float64)))
     found = np.asarray(jax.jit(turning)(w, x), np.float64)
     return opened.folder, float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

@@ -13,18 +13,18 @@ from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
-from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched_product
 from precaudit.models.jax_decoder.kernels import flash, sdpa
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, apply_settings, completed, load_policy
+from precaudit.schema.policies import Policy, apply_settings, complete_policy, load_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import FIXTURES
@@ -44,7 +44,7 @@ def prompts(vocab, *lengths, seed=0):
 
 def judged(folder, subject, given, points="q,k,v,attn_out,logits", phases="prefill,decode", options=None):
     select = Selection.parse(points=points, phases=phases)
-    run = trace(subject, folder / "run", given, select, options or Options(1, force=True))
+    run = trace(subject, folder / "run", given, select, options or TraceOptions(1, force=True))
     found = compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     return found, gate(found)
 
@@ -147,7 +147,7 @@ def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path, kernel):
         trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all,scores"))
     said = []
     progress = type("P", (), {"say": said.append, "advance": lambda *_: None})
-    run = trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all"), Options(1), progress)
+    run = trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all"), TraceOptions(1), progress)
     assert f"left out: scores, probs: attention = {kernel} does not show them" in said
     assert not {"scores", "probs"} & {*run.record.requested.points, *run.record.requested.support}
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs", formula=True))
@@ -170,7 +170,7 @@ def test_a_linter_reads_a_kernel(kernel):
 def test_a_run_of_before_the_key_is_naive():
     recorded = Policy().settings()
     del recorded["attention"]
-    assert completed(recorded)["attention"] == "naive"
+    assert complete_policy(recorded)["attention"] == "naive"
 
 
 # Honest runs
@@ -191,7 +191,7 @@ def test_an_honest_run_passes_and_is_explained(tmp_path, kernel):
     Blocks that began at the sequence and not at slots would explain 0.964 to 0.968 of the shorter prompt's error.
     """
     subject = load(longer("llama-gqa", tmp_path / "model"), "bf16", {"attention": kernel}, "cpu")
-    options = Options(1, batch=2, pad="left")
+    options = TraceOptions(1, batch=2, pad="left")
     found, judgement = judged(tmp_path, subject, prompts(96, 141, 300), options=options)
     assert judgement.exit_code == 0, failures(judgement)
     local = [e for e in found.errors if e.point == "attn_out" and e.kind == "local"]
@@ -224,7 +224,7 @@ def test_families_policies_and_paddings_pass(tmp_path, name, kernel, policy, set
     subject = load(longer(name, tmp_path / "model"), policy, {"attention": kernel, **settings}, "cpu")
     pad = "left" if kernel == "flash" else "right"
     given = prompts(subject.config.vocab, 3, 64, 141, 300)
-    _, judgement = judged(tmp_path, subject, given, points, options=Options(2, batch=4, pad=pad))
+    _, judgement = judged(tmp_path, subject, given, points, options=TraceOptions(2, batch=4, pad=pad))
     assert judgement.exit_code == 0, failures(judgement)
 
 
@@ -258,13 +258,13 @@ def in_blocks(of_sum=jnp.exp, of_output=jnp.exp, last_divided=True, block=128):
         top = jnp.full((b, k.shape[2], h // k.shape[2], t, 1), -jnp.inf)
         mass = out = jnp.zeros_like(top)
         for i in range(0, k.shape[1], block):
-            s = batched("btgrk,bsgk->bgrts", grouped, k[:, i : i + block], f32, a) * jnp.float32(scale)
+            s = batched_product("btgrk,bsgk->bgrts", grouped, k[:, i : i + block], f32, a) * jnp.float32(scale)
             s = jnp.where(mask[..., i : i + block], s, -jnp.inf)
             new = jnp.maximum(top, s.max(axis=-1, keepdims=True))
             e = jnp.exp(s - new)
             mass = mass * of_sum(top - new) + e.sum(axis=-1, keepdims=True)
             before = out * of_output(top - new)
-            part = batched("bgrts,bsgk->bgrtk", e.astype(a.probs), v[:, i : i + block], f32, a)
+            part = batched_product("bgrts,bsgk->bgrtk", e.astype(a.probs), v[:, i : i + block], f32, a)
             out, top = before + part, new
         out = out / mass if last_divided else before / mass + part
         return jnp.moveaxis(out, 3, 1).reshape(b, t, h, d).astype(a.attn_out)
@@ -308,14 +308,14 @@ def test_a_faulty_kernel_fails_and_its_cause_is_named(tmp_path, model, kernel, p
     """``cause`` empty: no single formula makes it, and none is named."""
     subject = load(model, "bf16", {"attention": kernel}, "cpu", replace(Parts(), **{kernel: part}))
     select = Selection.parse(points="attn_out", phases="prefill", layers="0")
-    run = trace(subject, tmp_path / "run", prompts(96, 200), select, Options(0))
+    run = trace(subject, tmp_path / "run", prompts(96, 200), select, TraceOptions(0))
     found = gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     failed = {v.point for v in found.verdicts if v.kind == "local" and v.status != "pass"}
     assert (found.exit_code, failed) == ((0, set()) if cause is None else (1, {"attn_out"})), failures(found)
     if cause is None:
         return
     recorded, place = Recorded.of(run), Place("n200", "prefill", 0, 0, "attn_out")
-    book = Model(subject.config, subject.checkpoint.tensors.read)
+    book = Model(subject.config, subject.checkpoint.tensors.read_tensor)
     operation = prepare(recorded, book, place, parts(recorded, place)[0])
     named = replay(operation, book, subject.policy).named
     assert (named.variant.name if named is not None else "") == cause

@@ -17,11 +17,11 @@ from jax import lax
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import attend, attention_scores, project
-from precaudit.models.numpy_decoder.passes import PAIRS, in_passes, tf32
+from precaudit.models.numpy_decoder.passes import PAIRS, matmul_in_passes, to_tf32
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.graphs.decoder import POINTS as RULES
 from precaudit.schema.policies import load_policy, on_device
 from precaudit.schema.prompts import Prompt
@@ -74,7 +74,7 @@ def judged(folder, passes, matmul, device="TPU v5 lite"):
         for n in raw["neutrality"]:
             n["made"] = {p: [WAYS[passes]] for p, row in RULES.items() if row.sums}
     (run.folder / "run.json").write_text(json.dumps(raw | {"device": device}))
-    return gate(compare(run.folder, options=Options(accum=(), cache=folder / "refs")))
+    return gate(compare(run.folder, options=CompareOptions(accum=(), cache=folder / "refs")))
 
 
 @pytest.mark.parametrize("case", few([(1, "default"), (3, "high"), (6, "highest")], (3, "high")), ids=str)  # 10 s each
@@ -116,10 +116,10 @@ def test_errors_of_passes_are_those_of_the_parts_left_out():
     exact = a @ b
     bound = np.abs(a) @ np.abs(b)
     for passes, bits in ((1, 7), (3, 14), (6, 21)):
-        worst = np.max(np.abs(in_passes(passes, np.matmul, a, b) - exact) / bound)
+        worst = np.max(np.abs(matmul_in_passes(passes, np.matmul, a, b) - exact) / bound)
         assert 2.0 ** -(bits + 8) < worst < 2.0**-bits, passes  # of 64 terms, errors average out
     narrow = a.astype(jnp.bfloat16).astype(np.float64)
-    np.testing.assert_array_equal(in_passes(1, np.matmul, narrow, narrow.T), narrow @ narrow.T)
+    np.testing.assert_array_equal(matmul_in_passes(1, np.matmul, narrow, narrow.T), narrow @ narrow.T)
 
 
 def test_a_setting_is_what_the_device_makes_of_it():
@@ -143,9 +143,9 @@ def test_tf32_rounds_to_the_nearest_of_eleven_bits_ties_away():
     draw = np.random.default_rng(1)
     x = draw.normal(size=2000).astype(np.float32) * np.float32(2.0) ** draw.integers(-60, 60, 2000).astype(np.float32)
     halves = np.float32([1 + 2.0**-11, -1 - 2.0**-11, 1 + 3 * 2.0**-11, 3.0, 0.0, 2.0**-140])
-    for value, found in zip([*x, *halves], tf32(np.concatenate([x, halves])), strict=True):
+    for value, found in zip([*x, *halves], to_tf32(np.concatenate([x, halves])), strict=True):
         grid = Fraction(2) ** (max(math.frexp(float(value))[1], -125) - 11)
         steps = abs(Fraction(float(value))) / grid
         whole = math.floor(steps + Fraction(1, 2)) * grid
         assert Fraction(float(found)) == (whole if value > 0 else -whole)
-    np.testing.assert_array_equal(tf32(np.float32([np.inf, -np.inf, np.nan])), [np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(to_tf32(np.float32([np.inf, -np.inf, np.nan])), [np.inf, -np.inf, np.nan])

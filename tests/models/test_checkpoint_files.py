@@ -42,9 +42,11 @@ def test_a_gguf_is_the_folder_it_was_made_of(tmp_path, arch):
     assert set(file.tensors.shapes()) == set(folder.tensors.shapes())
     for key in folder.tensors.shapes():
         if "norm" in key and arch == "gemma3":  # 1 + w lost some bits of w in float32
-            np.testing.assert_allclose(widen(file.tensors.read(key)), widen(folder.tensors.read(key)), atol=1e-7)
+            np.testing.assert_allclose(
+                widen(file.tensors.read_tensor(key)), widen(folder.tensors.read_tensor(key)), atol=1e-7
+            )
         else:
-            np.testing.assert_array_equal(file.tensors.read(key), folder.tensors.read(key))
+            np.testing.assert_array_equal(file.tensors.read_tensor(key), folder.tensors.read_tensor(key))
     ignored = ("norm_eps", "full_layers", "local_rope_theta", "query_scale")  # llama.cpp's own constants
     for field in folder.config.__struct_fields__:
         if field not in ignored:
@@ -98,7 +100,9 @@ def test_transformers_reads_the_same_gguf(tmp_path, arch):
     ours = GgufFile.open(made)
     for key in ours.shapes():
         x = theirs[key].numpy()
-        np.testing.assert_array_equal(widen(ours.read(key)), x.astype(ours.read(key).dtype).astype(np.float64), key)
+        np.testing.assert_array_equal(
+            widen(ours.read_tensor(key)), x.astype(ours.read_tensor(key).dtype).astype(np.float64), key
+        )
 
 
 QUANTISED = (
@@ -132,7 +136,7 @@ def test_float8_times_its_scales(tmp_path, block):
     opened = open_checkpoint(str(tmp_path / "m"))
     assert not any("scale" in name for name in opened.tensors.shapes())
     for key, scale in scales.items():
-        found, stored = opened.tensors.read(key), tensors[key].astype(np.float64)
+        found, stored = opened.tensors.read_tensor(key), tensors[key].astype(np.float64)
         scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
         for i, j in [(0, 0), (1, 5), (stored.shape[0] - 1, stored.shape[1] - 1), (15, 23)]:
             exact = stored[i, j] * float(scale[i // block[0], j // block[1]])
@@ -159,7 +163,7 @@ def test_weights_read_in_blocks_are_the_weights_read_at_once(tmp_path, monkeypat
         opened = open_checkpoint(str(path)).with_weights(rounded or "as-stored")
         found = {}
         for name, shape in opened.tensors.shapes().items():
-            x, parts = opened.tensors.read(name), list(tensors.row_blocks(shape))
+            x, parts = opened.tensors.read_tensor(name), list(tensors.row_blocks(shape))
             before = [opened.tensors.original(name, rows) for rows in parts]
             whole = [widen(x[rows]) if b is None else b for rows, b in zip(parts, before, strict=True)]
             found[name] = widen(x), np.concatenate(whole), any(b is not None for b in before)
@@ -179,8 +183,8 @@ def test_of_a_large_gguf_the_embedding_alone_is_held(tmp_path, monkeypatch, keep
     monkeypatch.setattr(gguf_files, "KEEP", keep)
     file = GgufFile.open(write_gguf(tmp_path / "m.gguf", "llama", "llama-gqa"))
     for name in file.shapes():
-        file.read(name)
-    held = [name for name in file.shapes() if file.read(name) is file.read(name)]
+        file.read_tensor(name)
+    held = [name for name in file.shapes() if file.read_tensor(name) is file.read_tensor(name)]
     assert len(held) == kept
     assert "model.embed_tokens.weight" in held
 
@@ -352,7 +356,7 @@ def test_a_maxtext_checkpoint_is_the_model_it_was_made_of(tmp_path, name, layout
         "kernel"
     ]
     kernel = np.asarray(kernel if "unscanned" in layout else kernel[:, 1])
-    np.testing.assert_array_equal(opened.tensors.read("model.layers.1.mlp.down_proj.weight"), kernel.T)
+    np.testing.assert_array_equal(opened.tensors.read_tensor("model.layers.1.mlp.down_proj.weight"), kernel.T)
 
 
 MAXTEXT = sorted(p.parent.name for p in (FIXTURES.parent / "maxtext").glob("*/config.json"))
@@ -409,7 +413,7 @@ def test_flat_and_nested_trees_need_no_map(tmp_path, nested):
         node[parts[-1]] = x
     opened = open_checkpoint(str(orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\n')))
     for key, x in tensors.items():
-        np.testing.assert_array_equal(opened.tensors.read(key), x)
+        np.testing.assert_array_equal(opened.tensors.read_tensor(key), x)
 
 
 @pytest.mark.parametrize(

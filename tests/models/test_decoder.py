@@ -16,8 +16,8 @@ from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing import programs
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, Progress, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import Progress, TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.limits import default_limits
@@ -167,7 +167,9 @@ def test_another_cache_format_is_what_decode_read(tmp_path):
 def test_given_tokens_are_fed(tmp_path):
     first = record(tmp_path / "a")
     again = trace(
-        load("tiny", "fp32", device="cpu"), tmp_path / "b", options=Options(decode_steps=2, tokens_from=tmp_path / "a")
+        load("tiny", "fp32", device="cpu"),
+        tmp_path / "b",
+        options=TraceOptions(decode_steps=2, tokens_from=tmp_path / "a"),
     )
     fed = [[(s.phase, s.step, s.token) for s in r.steps] for r in (first, again)]
     assert fed[0] == fed[1]
@@ -175,7 +177,7 @@ def test_given_tokens_are_fed(tmp_path):
 
 def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
     """Prefill, which rescore runs too, and decode, each bare and with taps; not one more for a device or a step."""
-    programs._compiled.cache_clear()
+    programs._compile.cache_clear()
     jax.clear_caches()
     with jax.log_compiles(), caplog.at_level("WARNING"):
         record(tmp_path / "run", prompts=["x = 1", "import os"], select=everything())
@@ -211,7 +213,7 @@ def test_split_rows_are_all_rows(monkeypatch, workers):
         assert [i for a, b in ranges for i in range(a, b)] == list(range(n))
         assert len(ranges) == (1 if n * width < threads.SMALL else workers)
     x = np.random.default_rng(0).normal(size=(1001, 128)).astype(np.float32)
-    wide, same = threads.widened(x, y := x[0].astype(np.float64))
+    wide, same = threads.to_float64(x, y := x[0].astype(np.float64))
     np.testing.assert_array_equal(wide, x.astype(np.float64))
     assert same is y
 
@@ -227,8 +229,8 @@ def test_gate_out_is_the_activation_of_the_gate_alone(single, name):
         def projected(which, h=h, layer=layer):
             name = f"model.layers.{layer}.mlp.{which}_proj"
             names = checkpoint.tensors.shapes()
-            y = h @ widen(checkpoint.tensors.read(f"{name}.weight")).T
-            return y + widen(checkpoint.tensors.read(f"{name}.bias")) if f"{name}.bias" in names else y
+            y = h @ widen(checkpoint.tensors.read_tensor(f"{name}.weight")).T
+            return y + widen(checkpoint.tensors.read_tensor(f"{name}.bias")) if f"{name}.bias" in names else y
 
         x = projected("gate")
         inner = x / 2 if checkpoint.config.activation == "silu" else np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
@@ -246,7 +248,9 @@ def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
 
     own = replace(subject, parts=replace(subject.parts, activate=plain))
     said = []
-    run = trace(own, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], everything(), Options(), Progress(said.append))
+    run = trace(
+        own, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], everything(), TraceOptions(), Progress(said.append)
+    )
     assert "left out: gate_out: the program has no such tap" in said
     assert "gate_out" not in run.record.requested.points
     assert {v.status for v in gate(compare(run)).verdicts} <= {"unknown"}

@@ -16,14 +16,14 @@ from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.integers import IntegerMatrix
-from precaudit.models.jax_decoder.parts import attention_scores, cache_write, cut
+from precaudit.models.jax_decoder.parts import attention_scores, cache_write, split_fused
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.programs import decode_program, prefill_program
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
-from precaudit.schema.policies import Policy, apply_settings, completed, load_policy, shipped
+from precaudit.schema.policies import Policy, apply_settings, complete_policy, load_policy, shipped_policies
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import FIXTURES
@@ -58,7 +58,7 @@ def lowered(subject, phase, platform="cpu"):
 
 def judged(folder, subject, select=None, steps=2):
     select = select or Selection.parse(points="all", phases="prefill,decode")
-    run = trace(subject, folder / "run", [Prompt(id="p0", prompt=TEXT)], select, Options(steps, force=True))
+    run = trace(subject, folder / "run", [Prompt(id="p0", prompt=TEXT)], select, TraceOptions(steps, force=True))
     found = compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     return found, gate(found)
 
@@ -126,11 +126,11 @@ def test_fused_weights_are_the_rows_of_the_weights(policy):
 
 def test_a_run_of_before_the_keys_is_in_a_scan_and_of_products_apart():
     recorded = {k: v for k, v in Policy().settings().items() if k not in BOTH}
-    assert {k: completed(recorded)[k] for k in BOTH} == {"layers": "scan", "fused": "none"}
+    assert {k: complete_policy(recorded)[k] for k in BOTH} == {"layers": "scan", "fused": "none"}
 
 
 def test_values_are_those_that_there_are():
-    assert {"unrolled", "fused"} <= set(shipped())
+    assert {"unrolled", "fused"} <= set(shipped_policies())
     assert under(**BOTH).name == "bf16+fused=qkv+gate_up+layers=unrolled"
     assert load_policy("fused").fused == "qkv+gate_up"
     for key, text in (("layers", "unroll"), ("fused", "gate_up")):
@@ -216,13 +216,13 @@ def test_integers_pass_fused(tmp_path, policy):
 
 def exchanged(y, sizes):
     """k and v, or gate and up, taken for each other."""
-    *first, a, b = cut(y, sizes)
+    *first, a, b = split_fused(y, sizes)
     return [*first, b, a]
 
 
 def late(y, sizes):
     """Every projection begins a column too late."""
-    return cut(jnp.roll(y, -1, axis=-1), sizes)
+    return split_fused(jnp.roll(y, -1, axis=-1), sizes)
 
 
 def one_layer_on(cache, layer, rows, slots):
@@ -239,7 +239,11 @@ def louder(q, k, scale, a):
     [
         ({"fused": "qkv"}, {"cut": exchanged}, "k"),
         pytest.param({"fused": "qkv"}, {"cut": late}, "q", marks=pytest.mark.slow),
-        ({"fused": "qkv+gate_up"}, {"cut": lambda y, s: exchanged(y, s) if len(s) == 2 else cut(y, s)}, "gate_out"),
+        (
+            {"fused": "qkv+gate_up"},
+            {"cut": lambda y, s: exchanged(y, s) if len(s) == 2 else split_fused(y, s)},
+            "gate_out",
+        ),
         ({"layers": "unrolled"}, {"cache_write": one_layer_on}, "k_cache"),
         ({"layers": "unrolled"}, {"scores": louder}, "attn_out"),
     ],

@@ -9,10 +9,19 @@ import pytest
 
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder import model
-from precaudit.models.numpy_decoder._exponential_kernel import exponentials as rows
-from precaudit.models.numpy_decoder.model import Model, attention_variants
+from precaudit.models.numpy_decoder._exponential_kernel import fill_exponentials as rows
+from precaudit.models.numpy_decoder.model import Model, attend_variants
 from precaudit.models.numpy_decoder.operations import operations
-from precaudit.models.numpy_decoder.operators import Rule, activated, exponentials, gated, hide, rope, silu, softmax
+from precaudit.models.numpy_decoder.operators import (
+    AttentionRule,
+    activate,
+    exponentials,
+    gated_product,
+    hide,
+    rope,
+    silu,
+    softmax,
+)
 from precaudit.models.numpy_decoder.rounding import FP64, Blocks, Rounding
 from precaudit.numbers.arrays import rounder
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, parts_of, present, row_shapes
@@ -100,11 +109,9 @@ def test_attention_of_heads_together_is_each_heads(monkeypatch, heads, window, d
     for few, jobs in ((0, 0), (0, 10**6), (10**9, 0)):  # a job a group, a head, and a block of rows
         monkeypatch.setattr(model, "INLINE", few)
         monkeypatch.setattr(model, "JOBS", jobs)
-        rule = Rule(0.3, window=window)
-        found += attention_variants(
-            q, k, v, positions, rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)]
-        )
-        found += attention_variants(q, k, v, positions, rule, [Rounding(dot=dot)])
+        rule = AttentionRule(0.3, window=window)
+        found += attend_variants(q, k, v, positions, rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)])
+        found += attend_variants(q, k, v, positions, rule, [Rounding(dot=dot)])
     for y, sign in zip(found, 3 * [1.0, -1.0, 1.0], strict=True):
         np.testing.assert_allclose(y, sign * expected, rtol=0, atol=1e-14)
 
@@ -116,14 +123,14 @@ def twice(x):
 @pytest.mark.parametrize(
     ("rule", "rounding", "factor"),
     [
-        (Rule(0.3), Rounding(), 1.0),
-        (Rule(0.3), Rounding(score_dot=twice), 2.0),
-        (Rule(0.3), Rounding(scores=twice), 2.0),
-        (Rule(0.3), Rounding(shifted=twice), 2.0),
-        (Rule(0.3), Rounding(exponential=twice), 1.0),  # of a sum's terms all
-        (Rule(0.3), Rounding(blocks=Blocks(8)), 1.0),
-        (Rule(-500.0), Rounding(), 1.0),  # the largest score is of the smallest product
-        (Rule(0.3, cap=0.5), Rounding(), 1.0),
+        (AttentionRule(0.3), Rounding(), 1.0),
+        (AttentionRule(0.3), Rounding(score_dot=twice), 2.0),
+        (AttentionRule(0.3), Rounding(scores=twice), 2.0),
+        (AttentionRule(0.3), Rounding(shifted=twice), 2.0),
+        (AttentionRule(0.3), Rounding(exponential=twice), 1.0),  # of a sum's terms all
+        (AttentionRule(0.3), Rounding(blocks=Blocks(8)), 1.0),
+        (AttentionRule(-500.0), Rounding(), 1.0),  # the largest score is of the smallest product
+        (AttentionRule(0.3, cap=0.5), Rounding(), 1.0),
     ],
 )
 def test_what_is_done_to_scores_is_done_once(rule, rounding, factor):
@@ -135,7 +142,7 @@ def test_what_is_done_to_scores_is_done_once(rule, rounding, factor):
     hide(scores, np.arange(rows_), None)
     e = np.exp(scores - scores.max(axis=2, keepdims=True))
     expected = np.einsum("hts,shk->thk", e / e.sum(axis=2, keepdims=True), v)
-    (found,) = attention_variants(q, k, v, np.arange(rows_), rule, [rounding])
+    (found,) = attend_variants(q, k, v, np.arange(rows_), rule, [rounding])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
@@ -143,7 +150,7 @@ def test_what_is_done_to_scores_is_done_once(rule, rounding, factor):
 def test_an_operation_makes_in_given_memory_what_it_makes_in_its_own(name):
     """Of every operation with all inputs known; what is rounded afterwards may lie elsewhere."""
     checkpoint = open_checkpoint(str(FIXTURES / name))
-    read, draw, config = checkpoint.tensors.read, np.random.default_rng(6), checkpoint.config
+    read, draw, config = checkpoint.tensors.read_tensor, np.random.default_rng(6), checkpoint.config
     shapes, rows, tried = row_shapes(config), np.arange(9), set()
     narrow = rounder("bfloat16")
     places = {"linear": narrow, "norm_inner": narrow, "gate": narrow, "up": narrow, "residual": narrow}
@@ -176,10 +183,10 @@ def test_silu_is_the_textbooks():
 def test_a_gate_and_what_it_gates_are_rounded_before_they_are_used():
     narrow, (gate, up) = rounder("bfloat16"), np.random.default_rng(7).standard_normal((2, 5, 6))
     r = Rounding(gate=narrow, up=narrow)
-    assert activated(gate, "silu", r).tolist() == silu(narrow(gate)).tolist()
-    assert gated(gate, up, "silu", r).tolist() == (silu(narrow(gate)) * narrow(up)).tolist()
+    assert activate(gate, "silu", r).tolist() == silu(narrow(gate)).tolist()
+    assert gated_product(gate, up, "silu", r).tolist() == (silu(narrow(gate)) * narrow(up)).tolist()
     checkpoint = open_checkpoint(str(FIXTURES / "llama-bias"))
-    here = Model(checkpoint.config, checkpoint.tensors.read).context(0, np.arange(3), r)
+    here = Model(checkpoint.config, checkpoint.tensors.read_tensor).context(0, np.arange(3), r)
     x = np.random.default_rng(8).standard_normal((3, checkpoint.config.width))
     plain = operations(checkpoint.config)
     act = plain["gate_out"](here, x)

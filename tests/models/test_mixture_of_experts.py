@@ -15,8 +15,8 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
@@ -32,7 +32,7 @@ TOKENS = tuple(int(t) for t in np.random.default_rng(8).integers(0, 96, 40))
 def found(tmp_path, parts=None, policy="bf16"):
     subject = load(str(FIXTURES / "qwen3-moe-gqa"), policy, device="cpu", parts=parts)
     select = Selection.parse(points="all")
-    trace(subject, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], select, Options(force=True, decode_steps=2))
+    trace(subject, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], select, TraceOptions(force=True, decode_steps=2))
     return compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
 
 
@@ -90,7 +90,7 @@ def test_flips_of_an_honest_run_are_near_ties(tmp_path):
     rng = [np.random.default_rng(i) for i in range(3)]
     prompts = [Prompt(id=f"p{i}", tokens=tuple(int(x) for x in r.integers(0, 96, 100))) for i, r in enumerate(rng)]
     select = Selection.parse(points="router,experts", phases="prefill")
-    trace(subject, tmp_path / "run", prompts, select, Options(force=True))
+    trace(subject, tmp_path / "run", prompts, select, TraceOptions(force=True))
     compared = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     note = next(n for n in compared.notes if n.startswith("routing:"))
     flips = int(note.split()[1])
@@ -101,10 +101,10 @@ def test_flips_of_an_honest_run_are_near_ties(tmp_path):
 def test_a_sum_that_is_normalised_is_bounded_by_its_true_size():
     """OLMo 2 normalises W·x: |W|·|x| is divided by the root mean square of W·x, not by its own."""
     subject = load(str(FIXTURES / "olmo2-gqa"), "bf16", device="cpu")
-    model, c = Model(subject.config, subject.checkpoint.tensors.read), subject.config
+    model, c = Model(subject.config, subject.checkpoint.tensors.read_tensor), subject.config
     x = np.random.default_rng(1).normal(size=(3, c.heads, c.head_dim))
-    w = widen(subject.checkpoint.tensors.read("model.layers.1.self_attn.o_proj.weight"))
-    g = widen(subject.checkpoint.tensors.read("model.layers.1.post_attention_layernorm.weight"))
+    w = widen(subject.checkpoint.tensors.read_tensor("model.layers.1.self_attn.o_proj.weight"))
+    g = widen(subject.checkpoint.tensors.read_tensor("model.layers.1.post_attention_layernorm.weight"))
     flat = x.reshape(3, -1)
     rms = np.sqrt(((flat @ w.T) ** 2).mean(axis=1, keepdims=True) + c.norm_eps)
     want = np.abs(flat) @ np.abs(w).T / rms * np.abs(g)

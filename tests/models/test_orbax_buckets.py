@@ -18,7 +18,7 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file
 
-from precaudit.models.checkpoints.orbax_files import listing
+from precaudit.models.checkpoints.orbax_files import bucket_listing
 from tests.helpers.paths import FIXTURES
 
 READ = """
@@ -120,7 +120,7 @@ def test_what_tells_a_checkpoint_in_a_bucket_from_another(tmp_path, change):
     file = tmp_path / "a"
     file.write_bytes(b"1234")
     os.utime(file, (1, 1))
-    before = listing(folder)
+    before = bucket_listing(folder)
     if change == "size":
         file.write_bytes(b"12345")
         os.utime(file, (1, 1))
@@ -128,7 +128,7 @@ def test_what_tells_a_checkpoint_in_a_bucket_from_another(tmp_path, change):
         os.utime(file, (2, 2))
     else:
         file.rename(tmp_path / "b")
-    assert listing(folder) != before
+    assert bucket_listing(folder) != before
 
 
 @pytest.mark.slow  # 18 s

@@ -10,14 +10,14 @@ from precaudit.checks.rollouts.divergence import _rows
 from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
-from precaudit.models.configs import attended
+from precaudit.models.configs import with_window
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.closing import yardstick
@@ -25,7 +25,7 @@ from precaudit.references.textbook.operations import parts, prepare
 from precaudit.reports.headline import headline
 from precaudit.schema.metrics.sizes import canonical
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, apply_settings, completed, load_policy, shipped
+from precaudit.schema.policies import Policy, apply_settings, complete_policy, load_policy, shipped_policies
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
@@ -45,7 +45,7 @@ def prompts(*lengths, vocab=256):
 
 def traced(folder, subject, given, points="q,k,v,attn_out,logits", phases="prefill,decode", options=None, layers=None):
     select = Selection.parse(points=points, phases=phases, layers=layers)
-    return trace(subject, folder, given, select, options or Options(2))
+    return trace(subject, folder, given, select, options or TraceOptions(2))
 
 
 def judged(folder, subject, given, formula=False, **how):
@@ -69,11 +69,11 @@ def seeing(subject, window):
 
 
 def test_a_mask_is_full_or_the_last_keys():
-    assert "window-32" in shipped()
+    assert "window-32" in shipped_policies()
     assert (load_policy("window-32").mask, Policy().mask) == ("window:32", "full")
     assert under().name == f"bf16+mask=window:{WINDOW}"
     recorded = {k: v for k, v in Policy().settings().items() if k != "mask"}
-    assert completed(recorded)["mask"] == "full"
+    assert complete_policy(recorded)["mask"] == "full"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def masked(q, k, v, scale, window):
 def test_the_decoder_attends_to_the_last_keys(tmp_path, kernel):
     """In every layer, to float32's roundoff of attention on the recorded q, k, v."""
     subject = load("tiny", under("fp32-highest", attention=kernel), None, "cpu")
-    run = traced(tmp_path / "run", subject, prompts(30), phases="prefill", options=Options(0))
+    run = traced(tmp_path / "run", subject, prompts(30), phases="prefill", options=TraceOptions(0))
     rows = {(p.layer, p.point): widen(run.tensor(p)) for p in run.points}
     for layer in range(subject.config.layers):
         q, k, v, out = (rows[layer, name] for name in ("q", "k", "v", "attn_out"))
@@ -162,7 +162,7 @@ def test_an_honest_run_passes_and_is_priced(tmp_path):
 )  # 5 s each
 def test_other_policies_paddings_and_kernels_pass(tmp_path, policy, settings, pad):
     subject = load("tiny", under(policy, **settings), None, "cpu")
-    _, judgement = judged(tmp_path, subject, prompts(12, 40), layers="0,3", options=Options(2, batch=2, pad=pad))
+    _, judgement = judged(tmp_path, subject, prompts(12, 40), layers="0,3", options=TraceOptions(2, batch=2, pad=pad))
     assert judgement.exit_code == 0, failures(judgement)
 
 
@@ -189,7 +189,7 @@ def test_what_a_short_window_makes_of_a_row_is_a_price(tmp_path, window):
     Prefill and decode part by rounding alone, where FP64 with the window has a near tie, and not where the model has.
     """
     subject = load("tiny", under(mask=f"window:{window}"), None, "cpu")
-    how = {"points": "attn_out,logits", "phases": "prefill,decode,rescore", "options": Options(12), "layers": "0"}
+    how = {"points": "attn_out,logits", "phases": "prefill,decode,rescore", "options": TraceOptions(12), "layers": "0"}
     found, judgement = judged(tmp_path, subject, [Prompt(id="code", prompt=CODE)], **how)
     assert judgement.exit_code == 0, failures(judgement)
     spread = [e.distribution for e in found.errors if e.kind == "forward" and e.point == "logits"]
@@ -218,11 +218,11 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
 )
 def test_another_window_fails_and_is_named(tmp_path, window, cause):
     subject = seeing(load("tiny", under(), None, "cpu"), window)
-    found, judgement = judged(tmp_path, subject, prompts(40), points="attn_out", layers="0", options=Options(1))
+    found, judgement = judged(tmp_path, subject, prompts(40), points="attn_out", layers="0", options=TraceOptions(1))
     failed = {(v.phase, v.point) for v in judgement.verdicts if v.status == "fail" and v.kind == "local"}
     assert (judgement.exit_code, failed) == (1, {(phase, "attn_out") for phase in ("prefill", "decode")})
     recorded, place = Recorded.of(found.run), Place("n40", "prefill", 0, 0, "attn_out")
-    book = Model(attended(subject.config, subject.policy), subject.checkpoint.tensors.read)
+    book = Model(with_window(subject.config, subject.policy), subject.checkpoint.tensors.read_tensor)
     operation = prepare(recorded, book, place, parts(recorded, place)[0])
     named = replay(operation, book, subject.policy).named
     assert named is not None
@@ -255,15 +255,15 @@ def test_fp64_of_a_divergence_is_the_model_and_each_policy_has_its_mask():
 
 def test_a_configuration_without_a_mask_is_the_model_itself():
     config = load("tiny", "bf16", None, "cpu").config
-    assert attended(config, Policy()) is config
-    assert [attended(config, under()).window_of(i) for i in range(5)] == [WINDOW] * 5
+    assert with_window(config, Policy()) is config
+    assert [with_window(config, under()).window_of(i) for i in range(5)] == [WINDOW] * 5
 
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scored")
     select = Selection.parse(points="q,k,scores,probs", phases="prefill,rescore", layers="0,1")
-    run = trace(load("tiny", "bf16", None, "cpu"), folder / "run", prompts(9, 14), select, Options(2))
+    run = trace(load("tiny", "bf16", None, "cpu"), folder / "run", prompts(9, 14), select, TraceOptions(2))
     found = compare(run, options=CompareOptions(accum=("fp16", "bf16", "fp32"), cache=folder / "refs"))
     return run, [e for e in found.errors if e.point == "scores"]
 
@@ -288,7 +288,7 @@ def test_what_is_held_where_scores_are_masked_changes_nothing(scored, held):
     recorded = Recorded.of(scored[0])
     place = Place("n14", "prefill", 0, 1, "scores")
     (part,) = parts(recorded, place)
-    model = Model(recorded.config, load("tiny", "bf16", None, "cpu").checkpoint.tensors.read)
+    model = Model(recorded.config, load("tiny", "bf16", None, "cpu").checkpoint.tensors.read_tensor)
     operation = prepare(recorded, model, place, part)
     above = np.triu(np.ones(part.values.shape[1:], bool), 1)
     values = np.where(above, np.asarray(held, part.values.dtype), part.values)

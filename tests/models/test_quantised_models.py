@@ -15,7 +15,7 @@ from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.arithmetic import Arithmetic
-from precaudit.models.jax_decoder.integers import IntegerMatrix, dequantised, product, quantised
+from precaudit.models.jax_decoder.integers import IntegerMatrix, dequantise_rows, integer_product, quantise_rows
 from precaudit.models.jax_decoder.parts import Parts, cache_read
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import as_format, widen
@@ -23,13 +23,13 @@ from precaudit.numbers.formats import FORMATS, INTEGERS, Integers
 from precaudit.numbers.integers import InRows, dequantise, in_rows, quantise
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, load_policy, recorded_policy, shipped
+from precaudit.schema.policies import Policy, load_policy, recorded_policy, shipped_policies
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
@@ -83,7 +83,7 @@ def test_what_is_not_finite_stays_so():
     assert np.isnan(dequantise(*quantise(w, INTEGERS["int8"]), 8)).any(axis=1).tolist() == [True, True, False]
     rows = InRows(stored="bfloat16")(w)
     assert np.isnan(rows).all(axis=1).tolist() == [True, True, False]
-    here = dequantised(*quantised(jnp.asarray(w, jnp.float32)), BF16)
+    here = dequantise_rows(*quantise_rows(jnp.asarray(w, jnp.float32)), BF16)
     np.testing.assert_array_equal(np.asarray(here, np.float64), rows)
 
 
@@ -93,14 +93,14 @@ def test_rows_have_the_same_bits_on_the_device_and_here(dtype):
     x = draw(2).standard_normal((500, 3, 32)) * np.exp(draw(3).uniform(-6, 6, (500, 1, 1)))
     x[7] = 0.0
     x = as_format(x, dtype)
-    values, scales = jax.jit(quantised)(x)
+    values, scales = jax.jit(quantise_rows)(x)
     integers, expected = in_rows(widen(x))
     np.testing.assert_array_equal(np.asarray(values), integers)
     np.testing.assert_array_equal(np.asarray(scales), expected[..., 0])
     largest = np.abs(widen(x)).max(axis=-1)
     assert np.abs(np.asarray(values)).max(axis=-1)[largest > 0].min() == 127
     np.testing.assert_allclose(np.asarray(scales, np.float64), largest / 127, rtol=2.0**-22)
-    read = jax.jit(lambda v, s: dequantised(v, s, FORMATS[dtype].dtype))(values, scales)
+    read = jax.jit(lambda v, s: dequantise_rows(v, s, FORMATS[dtype].dtype))(values, scales)
     once = InRows(stored=dtype)(widen(x))
     np.testing.assert_array_equal(np.asarray(read).view(np.uint8), once.astype(FORMATS[dtype].dtype).view(np.uint8))
 
@@ -114,7 +114,7 @@ def test_a_product_is_that_of_the_values_held(name, in_int8):
     values, scales = quantise(w, INTEGERS[name])
     arithmetic = Arithmetic.of(Policy())
     held = IntegerMatrix(jnp.asarray(values), jnp.asarray(scales), 300)
-    made = jax.jit(lambda x: product(x, held, np.dtype(np.float32), arithmetic, in_int8))(x)
+    made = jax.jit(lambda x: integer_product(x, held, np.dtype(np.float32), arithmetic, in_int8))(x)
     read = widen(x)
     if in_int8:
         largest = np.abs(read).max(axis=-1, keepdims=True)
@@ -131,13 +131,17 @@ def test_projections_alone_are_integers_unless_asked():
     plain = open_checkpoint("tiny")
     for embeddings in ("as-stored", "as-weights"):
         tensors = plain.with_weights("int8", embeddings).tensors
-        same = [n for n in tensors.shapes() if np.array_equal(widen(tensors.read(n)), widen(plain.tensors.read(n)))]
+        same = [
+            n
+            for n in tensors.shapes()
+            if np.array_equal(widen(tensors.read_tensor(n)), widen(plain.tensors.read_tensor(n)))
+        ]
         kept = {n for n in tensors.shapes() if not n.endswith("_proj.weight")}
         table = "model.embed_tokens.weight"
         assert set(same) == (kept if embeddings == "as-stored" else kept - {table})
     half = plain.with_weights("float16", "as-stored").tensors
-    assert half.read(table).dtype == BF16
-    assert half.read("model.norm.weight").dtype == np.float16
+    assert half.read_tensor(table).dtype == BF16
+    assert half.read_tensor("model.norm.weight").dtype == np.float16
 
 
 @pytest.mark.parametrize(("name", "kept"), [("int8-weights", 0.52), ("int8-groups", 0.52), ("int4-groups", 0.27)])
@@ -153,11 +157,11 @@ def test_the_device_holds_the_integers(name, kept):
 
 
 def test_old_runs_have_the_keys_as_they_were():
-    from precaudit.schema.policies import completed
+    from precaudit.schema.policies import complete_policy
 
     old = {k: v for k, v in Policy().settings().items() if k not in ("embeddings", "projection_inputs")}
-    assert completed(old)["embeddings"] == "as-weights"
-    assert completed(old)["projection_inputs"] == "as-activations"
+    assert complete_policy(old)["embeddings"] == "as-weights"
+    assert complete_policy(old)["projection_inputs"] == "as-activations"
 
 
 def test_integer_products_without_integers_are_refused():
@@ -168,7 +172,7 @@ def test_integer_products_without_integers_are_refused():
 
 
 def test_the_policies_are_shipped_and_named():
-    assert set(SHIPPED) <= set(shipped())
+    assert set(SHIPPED) <= set(shipped_policies())
     assert {load_policy(name).settings()["embeddings"] for name in ("int8-weights", "w8a8")} == {"as-stored"}
 
 
@@ -183,7 +187,7 @@ def compared(folder, subject, points=POINTS, formula=False, steps=2, phases="pre
     select = Selection.parse(points=points, phases=phases, layers="0,2")
     subject = load("tiny", subject, None, "cpu", own) if isinstance(subject, str) else subject
     run = trace(subject, folder / "run", [Prompt(id="p0", prompt=TEXT)], select, TraceOptions(steps, force=True))
-    return compare(run, options=Options(accum=(), cache=folder / "refs", formula=formula), subject=subject)
+    return compare(run, options=CompareOptions(accum=(), cache=folder / "refs", formula=formula), subject=subject)
 
 
 @pytest.mark.parametrize("policy", [p if p in FIRST else pytest.param(p, marks=pytest.mark.slow) for p in SHIPPED])
@@ -198,7 +202,7 @@ def test_a_shipped_policy_passes(tmp_path, policy):
     written = {e.point: value(e.rel_l2) for e in found.errors if e.kind == "weights"}
     if load_policy(policy).weights in INTEGERS:
         name = "model.layers.2.mlp.down_proj.weight"
-        w = widen(open_checkpoint("tiny").tensors.read(name))
+        w = widen(open_checkpoint("tiny").tensors.read_tensor(name))
         to = INTEGERS[load_policy(policy).weights]
         step = np.abs(w.reshape(len(w), -1, to.group or w.shape[1])).max(axis=2, keepdims=True) / to.most
         grid = np.rint(w.reshape(len(w), -1, to.group or w.shape[1]) / step) * step
@@ -273,7 +277,7 @@ def named(found, point):
     """Return what diagnosis names for a point of layer 2, or None."""
     recorded = Recorded.of(found.run)
     policy = recorded_policy(found.run.record)
-    model = Model(recorded.config, open_checkpoint("tiny").under(policy).tensors.read)
+    model = Model(recorded.config, open_checkpoint("tiny").under(policy).tensors.read_tensor)
     place = Place("p0", "prefill", 0, 2, point)
     operation = prepare(recorded, model, place, parts(recorded, place)[0])
     told = replay(operation, model, policy).named
@@ -306,21 +310,21 @@ def test_inputs_that_were_never_quantised_fail_and_are_named(tmp_path):
 
 def other_scale(cache, layer):
     scales = cache_read(cache.scales, layer)
-    return dequantised(cache_read(cache.values, layer), scales.at[:, 3].set(scales[:, 8]), cache.read)
+    return dequantise_rows(cache_read(cache.values, layer), scales.at[:, 3].set(scales[:, 8]), cache.read)
 
 
 def moved_zero(cache, layer):
     values = cache_read(cache.values, layer).astype(jnp.int16) + 1
-    return dequantised(values, cache_read(cache.scales, layer), cache.read)
+    return dequantise_rows(values, cache_read(cache.scales, layer), cache.read)
 
 
 def larger(cache, layer):
-    return dequantised(cache_read(cache.values, layer), cache_read(cache.scales, layer) * 1.02, cache.read)
+    return dequantise_rows(cache_read(cache.values, layer), cache_read(cache.scales, layer) * 1.02, cache.read)
 
 
 def bf16_scales(cache, layer):
     scales = jax.lax.reduce_precision(cache_read(cache.scales, layer), 8, 7)
-    return dequantised(cache_read(cache.values, layer), scales, cache.read)
+    return dequantise_rows(cache_read(cache.values, layer), scales, cache.read)
 
 
 @pytest.mark.parametrize(

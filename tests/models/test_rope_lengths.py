@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from precaudit.checks.rollouts.generation import Generator, Shape
+from precaudit.checks.rollouts.generation import DrawShape, Generator
 from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.errors import UserError
 from precaudit.judging.gate import judge_found
@@ -16,9 +16,9 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.tracing import subject as subjects
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.lengths import row_lengths, telling, view_of
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -36,7 +36,7 @@ def recorded(folder, model=MODEL):
 
 
 def compared(run, folder, **more):
-    return compare(run, options=Options(cache=folder / "cache", **more))
+    return compare(run, options=CompareOptions(cache=folder / "cache", **more))
 
 
 def statuses(found):
@@ -135,11 +135,11 @@ def test_what_is_drawn_beyond_the_context_is_scored_alike():
     """Decode through the cache and FP64's own sequence turn the same rows by the same lengths."""
     subject = load(MODEL, "fp32-highest", None, "cpu")
     prompt = tuple(range(1, 31))
-    generator = Generator(subject, Shape.of(1, len(prompt), 8), Sampling(0.0, None, None, 0), ())
+    generator = Generator(subject, DrawShape.of(1, len(prompt), 8), Sampling(0.0, None, None, 0), ())
     made = generator.generate([prompt], [0], 8)
     fed = np.asarray((*prompt, *made.tokens[0]))
     rows, logits = np.arange(len(prompt) - 1, len(fed) - 1), {}
-    model = Model(subject.config, subject.checkpoint.tensors.read)
+    model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
     lengths = row_lengths("prefill", len(prompt), len(fed), len(fed))
     forward(
         model, [fed], [FP64], Wanted({"logits"}, (), [rows]), lambda _i, _at, p, x: logits.update({p: x}),

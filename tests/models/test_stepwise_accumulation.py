@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from precaudit.errors import UserError
-from precaudit.models.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
+from precaudit.models.numpy_decoder.accumulation import (
+    accumulating,
+    fused_multiply_add,
+    pairwise_matmul,
+    rounding_products,
+)
 from precaudit.numbers.formats import parse_accumulation
 
 SCALARS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -34,6 +39,19 @@ def test_every_step_is_rounded(name, scale):
     a = (rng.normal(size=(4, 70)) * scale).astype(kind).astype(np.float64)
     b = (rng.normal(size=(70, 19)) * scale).astype(kind).astype(np.float64)
     assert np.array_equal(accumulating(name)(a, b), one_by_one(a, b, kind))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_fused_multiply_add_rounds_each_sum_and_no_product(name):
+    """Each product is exact in FP32 and added there, as XLA does: the sum is rounded twice, once to FP32."""
+    rng, kind = np.random.default_rng(5), SCALARS[name]
+    a, b = (rng.normal(size=s).astype(kind).astype(np.float64) for s in ((3, 40), (40, 7)))
+    total = np.zeros((3, 7))
+    for k in range(40):
+        total = (total + np.outer(a[:, k], b[k])).astype(np.float32).astype(kind).astype(np.float64)
+    found = fused_multiply_add(name)(a, b)
+    assert np.array_equal(found, total)
+    assert not np.array_equal(found, accumulating(name)(a, b))
 
 
 def test_float16_overflows_to_infinity_and_nan_stays():
@@ -63,9 +81,9 @@ def test_pairwise_sums_go_further_than_sequential_ones():
     """Ones in float16: one after another they stall at 2048, where ulp is 2; a tree of adders does not."""
     a, b = np.ones((2, 3000)), np.ones((3000, 1))
     assert (accumulating("float16")(a, b) == 2048).all()
-    assert (pairwise("float16")(a, b) == 3000).all()
+    assert (pairwise_matmul("float16")(a, b) == 3000).all()
     x = np.array([[1.0, 2.0**-11, 2.0**-11, 2.0**-11]])
-    assert pairwise("float16")(x, np.ones((4, 1)))[0, 0] == 1.0 + 2.0**-10
+    assert pairwise_matmul("float16")(x, np.ones((4, 1)))[0, 0] == 1.0 + 2.0**-10
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

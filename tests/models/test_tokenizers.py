@@ -15,7 +15,7 @@ from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.checkpoints.gguf_files import GgufFile
-from precaudit.models.checkpoints.tokenizers import GGUF_PRETOKENIZERS, PlainTokenizer, from_folder, from_gguf
+from precaudit.models.checkpoints.tokenizers import GGUF_PRETOKENIZERS, PlainTokenizer, from_folder, tokenizer_from_gguf
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.prompts import shipped_prompts
 
@@ -112,7 +112,7 @@ def theirs(file, kind):
 
 @pytest.mark.parametrize("kind", GGUF_PRETOKENIZERS)
 def test_two_hundred_strings(smollm2, kind):
-    ours = from_gguf(smollm2.metadata | {"tokenizer.ggml.pre": kind}, str(smollm2.path))
+    ours = tokenizer_from_gguf(smollm2.metadata | {"tokenizer.ggml.pre": kind}, str(smollm2.path))
     backend, _ = theirs(smollm2, kind)
     texts = strings(kind)
     assert len(texts) == 200
@@ -124,7 +124,7 @@ def test_two_hundred_strings(smollm2, kind):
 def test_chats(smollm2):
     from transformers import PreTrainedTokenizerFast
 
-    ours = from_gguf(smollm2.metadata, str(smollm2.path))
+    ours = tokenizer_from_gguf(smollm2.metadata, str(smollm2.path))
     backend, settings = theirs(smollm2, "smollm")
     other = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     other.chat_template = smollm2.metadata["tokenizer.chat_template"]
@@ -145,7 +145,7 @@ def test_a_sentencepiece_file_needs_no_torch():
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * normal,
         "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
     }  # fmt: skip
-    made = from_gguf(metadata, "m.gguf")
+    made = tokenizer_from_gguf(metadata, "m.gguf")
     assert made.encode("ab", add_special_tokens=False) == [pieces.index("▁ab")]
     assert made.encode("é", add_special_tokens=False)[-2:] == [pieces.index("<0xC3>"), pieces.index("<0xA9>")]
     assert (made.bos_token, made.eos_token) == ("<s>", "</s>")
@@ -155,7 +155,7 @@ def test_user_defined_tokens_are_whole(smollm2):
     """Type 4, as <think> has in files of Qwen3: one token, not cut into pieces."""
     tokens, kinds = list(smollm2.metadata["tokenizer.ggml.tokens"]), list(smollm2.metadata["tokenizer.ggml.token_type"])
     tokens[3], kinds[3] = "<think>", 4
-    made = from_gguf(
+    made = tokenizer_from_gguf(
         smollm2.metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, str(smollm2.path)
     )
     assert made.encode("<think>\nhi", add_special_tokens=False)[0] == 3
@@ -164,7 +164,7 @@ def test_user_defined_tokens_are_whole(smollm2):
 
 def test_a_broken_tokenizer_is_named():
     with pytest.raises(UserError, match=r"m\.gguf: the tokenizer cannot be read"):
-        from_gguf({"general.architecture": "llama", "tokenizer.ggml.model": "llama"}, "m.gguf")
+        tokenizer_from_gguf({"general.architecture": "llama", "tokenizer.ggml.model": "llama"}, "m.gguf")
 
 
 REFUSES_SYSTEM = (

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
-from precaudit.numbers.arrays import as_format, identity, ordinals, rescaled, rounder, widen, wider
+from precaudit.numbers.arrays import as_format, common_dtype, identity, ordinals, rescale_rounding, rounder, widen
 from precaudit.numbers.formats import FORMATS, parse_format
 
 MIN_EXPONENT = {"float32": -126, "bfloat16": -126, "float16": -14}
@@ -30,7 +30,7 @@ def nearest_even(x: float, name: str) -> float:
     return float(np.copysign(np.inf, x)) if abs(value) >= LARGEST[name] else float(value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.floats(allow_nan=False, width=64), st.sampled_from(sorted(MIN_EXPONENT)))
 def test_rounding_is_to_nearest_even(x, name):
     want = nearest_even(x, name)
@@ -72,13 +72,13 @@ def test_every_bfloat16_survives():
     assert (np.isnan(wide) == np.isnan(rounder("bfloat16")(wide))).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(allow_nan=False, width=64), st.sampled_from(sorted(MIN_EXPONENT)), st.floats(1.0, 2.0))
 @example(2.0**1023, "float16", 2.0)
 @example(2.0**1023, "bfloat16", 2.0)
 @example(np.inf, "float16", 1.5)
 def test_another_grid_is_the_same_rounding_of_scaled_values(x, name, factor):
-    got = rescaled(rounder(name), factor)(np.array([x]))[0]
+    got = rescale_rounding(rounder(name), factor)(np.array([x]))[0]
     with np.errstate(over="ignore"):
         assert got == nearest_even(float(np.float64(x) * factor), name) / factor
 
@@ -92,7 +92,7 @@ def test_rounding_keeps_the_shape_and_its_operand(name):
         assert np.array_equal(got, np.vectorize(lambda y: nearest_even(y, name), otypes=[np.float64])(view))
         assert np.shape(got) == np.shape(view)
     assert np.array_equal(x, before)
-    assert rescaled(identity, 1.5)(np.array([3.0])) == [3.0]
+    assert rescale_rounding(identity, 1.5)(np.array([3.0])) == [3.0]
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
@@ -110,9 +110,9 @@ FORMATS_MAX = {"float16": 65504.0, "bfloat16": 3.3e38, "float32": 3.4e38}
 
 def test_wider_holds_both():
     half, brain = FORMATS["float16"].dtype, FORMATS["bfloat16"].dtype
-    assert wider(half, brain) == np.float32
-    assert wider(brain, brain) == brain
-    assert wider(brain, np.float32) == np.float32
+    assert common_dtype(half, brain) == np.float32
+    assert common_dtype(brain, brain) == brain
+    assert common_dtype(brain, np.float32) == np.float32
 
 
 def test_an_unknown_format_names_the_nearest():

@@ -18,10 +18,10 @@ from precaudit.caching import COMPARES, DIAGNOSES, NO_NUMBERS, READS, TRACES, ca
 from precaudit.cli import run
 from precaudit.diagnosis.evidence import kept
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.cache import References
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.textbook import forward
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.lines import encode
@@ -40,7 +40,7 @@ def recorded(folder, prompts=(TEXT,)):
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("caching")
     made = recorded(folder)
-    return folder, made, compare(made, options=Options(cache=folder / "cache", fresh=True))
+    return folder, made, compare(made, options=CompareOptions(cache=folder / "cache", fresh=True))
 
 
 def lines(found):
@@ -86,10 +86,10 @@ def test_a_damaged_reference_is_computed_again_and_said(compared, damage):
     assert {p.name.split(".")[-2 if "logits" not in p.name else 0] for p in files} == {"v", "logits"}
     for path in files:
         damage(path)
-    again = compare(made, options=Options(cache=folder / "cache", fresh=True))
+    again = compare(made, options=CompareOptions(cache=folder / "cache", fresh=True))
     assert lines(again) == lines(first)
     assert any("was damaged and is computed again" in n for n in again.notes)
-    healed = compare(made, options=Options(cache=folder / "cache", fresh=True))
+    healed = compare(made, options=CompareOptions(cache=folder / "cache", fresh=True))
     assert not [n for n in healed.notes if "damaged" in n]
 
 
@@ -163,7 +163,7 @@ def test_the_key_holds_the_libraries_that_compile(monkeypatch):
 
 def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     folder, made, _ = compared
-    options = Options(cache=folder / "cache")
+    options = CompareOptions(cache=folder / "cache")
     computed = []
     monkeypatch.setattr(
         "precaudit.references.comparison.compare._compute",
@@ -179,14 +179,14 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
 def test_what_diagnosis_kept_holds_only_as_it_was(compared, monkeypatch):
     _, made, _ = compared
     one = [kept.Kept(run="a", code="b", files={})]
-    kept.keep(made.folder, "shares.jsonl", one)
-    assert kept.held(made.folder, "shares.jsonl", kept.Kept) == tuple(one)
+    kept.write_kept(made.folder, "shares.jsonl", one)
+    assert kept.read_kept(made.folder, "shares.jsonl", kept.Kept) == tuple(one)
     path = made.folder / "shares.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"'))
-    assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
-    kept.keep(made.folder, "shares.jsonl", one)
+    assert kept.read_kept(made.folder, "shares.jsonl", kept.Kept) is None
+    kept.write_kept(made.folder, "shares.jsonl", one)
     monkeypatch.setattr(kept, "computed_by", lambda _: "other")
-    assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
+    assert kept.read_kept(made.folder, "shares.jsonl", kept.Kept) is None
 
 
 def test_the_cache_is_where_the_user_says_or_in_the_users_folder(tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
 
     for module in ("forward", "pooled"):
         monkeypatch.setattr(f"precaudit.references.textbook.{module}.forward", counted)
-    found = compare(made, options=Options(cache=tmp_path / "cache"))
+    found = compare(made, options=CompareOptions(cache=tmp_path / "cache"))
     assert set(sequences) == {2}
     by = {p: [re.sub(rb'"prompt":"p\d"', b"", encode(e)) for e in found.errors if e.prompt == p] for p in ("p0", "p3")}
     assert by["p0"] == by["p3"]

@@ -17,8 +17,10 @@ from precaudit.errors import UserError
 from precaudit.judging.budgets import read_budgets
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.reports import junit, pull_request
+from precaudit.reports import annotations, junit
 from precaudit.reports.escaping import workflow_property
+from precaudit.reports.gate import gate_report
+from precaudit.reports.pages import as_markdown
 from precaudit.workflows.audit import read_config
 from precaudit.workflows.starter import IGNORED, init
 from tests.helpers.paths import ROOT
@@ -147,7 +149,7 @@ PLACES = ((0, "q"), (1, "q"), (None, "logits"))
 def test_junit_cases_are_of_layers_and_points_alone():
     def cases(*verdicts, name="run-1"):
         j = Judgement(name, verdicts, {}, places=PLACES)
-        return ElementTree.fromstring(junit.render(j)).findall(".//testcase")
+        return ElementTree.fromstring(junit.render_junit(j)).findall(".//testcase")
 
     fine, bad = cases(), cases(*BAD, verdict("fail", 0, "q", prompt="b", value=77.0), name="run-2")
     names = [c.get("name") for c in fine]
@@ -167,10 +169,10 @@ def test_an_annotation_names_the_line_from_the_root(project):
     odd.write_text("")
     sources = {"q": f"{odd}:7", "gone": "elsewhere.py:3"}
     j = Judgement("run", BAD, {}, places=PLACES, sources=sources)
-    fail, missing, _ = pull_request.annotations(j, project)
+    fail, missing, _ = annotations.annotations(j, project)
     assert fail.startswith("::error file=sub/a%2C b%3Ac%25.py,line=7,title=precaudit fail::")
     assert missing.startswith("::warning title=precaudit missing::")
-    outside = pull_request.annotations(j, project / "other")
+    outside = annotations.annotations(j, project / "other")
     assert not any("file=" in a for a in outside)
     assert workflow_property("a\n::error::b,c") == "a\\n%3A\\x3aerror%3A\\x3ab%2Cc"
 
@@ -178,7 +180,7 @@ def test_an_annotation_names_the_line_from_the_root(project):
 def test_markdown_names_the_line_and_the_budget_s_reason():
     v = verdict("fail", 0, "q", why="scores | stay below 1 % <b>")
     j = replace(Judgement("run", (v,), {"fail": 1}), sources={"q": "prog.py:7"})
-    row = next(x for x in pull_request.markdown(j).splitlines() if x.startswith("| fail"))
+    row = next(x for x in as_markdown(gate_report(j, "run")).splitlines() if x.startswith("| fail"))
     assert "prog.py:7" in row
     assert "scores &#124; stay below 1 % &#60;b&#62;" in row
 
@@ -304,6 +306,9 @@ def test_the_steps_run_as_written(project):
     for name in ("errors.jsonl", "report.md", "findings.jsonl"):
         assert (project / "traces/runs/audit" / name).is_file()
     assert json.loads((project / "traces/runs/audit/findings.jsonl").read_text().splitlines()[0])["point"] == "scores"
+    report = (project / "traces/runs/audit/report.md").read_text()
+    assert report.startswith("# precaudit compare: `prog.py:program`\n\n✗ ")
+    assert "## Findings" in report
     quiet = (project / "precaudit.toml").read_text().replace("# diagnose = false", "diagnose = false")
     (project / "precaudit.toml").write_text(quiet)
     hostile = {"ARGUMENTS": "--json", "EXTRAS": "html]; touch owned; echo ["}

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from precaudit.cli._options import say
-from precaudit.cli._progress import display, progress_bar, timing
+from precaudit.cli._progress import display, progress_bar, remaining_time
 from precaudit.progress import Progress
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import FIXTURES
@@ -126,7 +126,7 @@ def test_an_estimate_is_of_one_part_alone():
     [(0.2, None, "0:00 so far"), (75.0, 5.4, "1:15 so far, 0:05 left here"), (7322, None, "2:02:02 so far")],
 )
 def test_times(so_far, left, text):
-    assert timing(so_far, left) == text
+    assert remaining_time(so_far, left) == text
 
 
 @pytest.mark.parametrize("width", [50, 60, 80])
@@ -193,7 +193,7 @@ def test_a_trace_tells_what_it_does_before_it_does_it(tmp_path):
     prompts = [Prompt(id="a", tokens=tuple(range(1, 6))), Prompt(id="b", tokens=(7, 8))]
     progress = Progress(said.append, lambda *x: told.append(x))
     select = Selection.parse(points="v,logits")
-    trace(str(FIXTURES / "llama-gqa"), tmp_path / "run", prompts, select, Options(decode_steps=1), progress)
+    trace(str(FIXTURES / "llama-gqa"), tmp_path / "run", prompts, select, TraceOptions(decode_steps=1), progress)
     whats = [what for _, _, what in told]
     assert whats[:3] == [
         "compiling prefill of 64 tokens, a", "compiling a decode step of 64 slots, a", "decode step 1 of 1, a",

@@ -89,7 +89,8 @@ def test_comparing_and_reporting_import_no_jax():
     code = (
         "import sys; sys.modules['jax'] = None\n"
         "import precaudit.judging.gate, precaudit.references.comparison.compare\n"
-        "import precaudit.reports.terminal, precaudit.reports.markdown, precaudit.reports.judgement\n"
+        "import precaudit.reports.terminal, precaudit.reports.pages, precaudit.reports.gate\n"
+        "import precaudit.reports.comparison\n"
         "import precaudit.models.checkpoints, precaudit.references.comparison.between\n"
         "import precaudit.cli.compare, precaudit.cli.report"
     )

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from precaudit.checks.doctor import caches
 from precaudit.checks.doctor.packages import extras
-from precaudit.checks.rollouts.answers import compared, sentence
+from precaudit.checks.rollouts.answers import answers_sentence, pair_answers
 from precaudit.cli import SPELT, cli, run
 from precaudit.cli._examples import EXAMPLES
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
@@ -25,13 +25,13 @@ from precaudit.judging.budgets import METRICS, SCOPES
 from precaudit.judging.verdicts import STATUSES, Verdict
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS
-from precaudit.reports.words import listing, paragraphs
-from precaudit.schema.glossary import AXES, KEY, POINT, entries, explained, names, plain
+from precaudit.reports.words import paragraphs, word_lines
+from precaudit.schema.glossary import AXES, KEY, POINT, look_up, lookup_key, terms, terms_by_name
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.metrics.logits import distribution, kl, log_softmax
-from precaudit.schema.metrics.sizes import explained as share_explained
+from precaudit.schema.metrics.sizes import explained_share as share_explained
 from precaudit.schema.metrics.sizes import half_ulp, sizes
 from precaudit.schema.policies import KEYS
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -57,7 +57,7 @@ def printed(*arguments):
 
 
 def item(term, label="Example", of=""):
-    entry = next(e for e in explained(term) if e.of == of)
+    entry = next(e for e in look_up(term) if e.of == of)
     return dict(entry.items)[label]
 
 
@@ -67,23 +67,23 @@ def item(term, label="Example", of=""):
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.__name__)
 def test_every_field_a_user_reads_is_a_word(record):
     for name in set(record.__struct_fields__) - PLAIN:
-        assert plain(name) in names(), (record.__name__, name)
+        assert lookup_key(name) in terms_by_name(), (record.__name__, name)
 
 
 def test_every_status_kind_metric_and_phase_is_a_word():
     kinds = [*ErrorRecord.__annotations__["kind"].__args__, *Finding.__annotations__["kind"].__args__]
     for name in (*STATUSES, *kinds, "neutrality", "coverage", *METRICS, *SCOPES, *PHASES, "exit-codes", *FORMATS):
         if name not in FORMATS:
-            assert plain(name) in names(), name
+            assert lookup_key(name) in terms_by_name(), name
         else:
-            assert name in item("format") + explained("fp64")[0].meaning or name == "float64"
+            assert name in item("format") + look_up("fp64")[0].meaning or name == "float64"
 
 
 def test_every_point_and_policy_key_is_a_word():
-    assert {e.name for e in entries() if e.of == POINT} == set(POINTS)
-    assert [e.name for e in entries() if e.of == KEY] == sorted(KEYS)
+    assert {e.name for e in terms() if e.of == POINT} == set(POINTS)
+    assert [e.name for e in terms() if e.of == KEY] == sorted(KEYS)
     for p in POINTS.values():
-        told = dict(next(e for e in explained(p.name) if e.of == POINT).items)
+        told = dict(next(e for e in look_up(p.name) if e.of == POINT).items)
         assert set(p.axes) <= AXES.keys()
         for name in p.inputs:
             assert re.search(rf"\b{name}\b", told["Holds the rows of" if p.state else "Reads"])
@@ -99,13 +99,13 @@ def test_every_link_leads_to_a_section_and_none_is_there_twice():
     assert links
     for word, anchor in links:
         assert anchor in anchors, anchor
-        assert plain(word) in names()
+        assert lookup_key(word) in terms_by_name()
     plainly = [t for t in titles if "(" not in t]
     assert plainly == sorted(plainly, key=str.lower)
 
 
 def test_every_sign_of_the_glossary_can_be_spelt_in_ascii():
-    every = "".join(f"{e.title}{e.meaning}{e.items}" for e in entries())
+    every = "".join(f"{e.title}{e.meaning}{e.items}" for e in terms())
     assert {c for c in every if not c.isascii()} <= SPELT.keys()
 
 
@@ -167,7 +167,7 @@ def test_the_examples_of_rollouts_are_true():
     assert f"= {2 * tail:.4f}" in item("mcnemar")
     assert f"pass@2 {1 - math.comb(3, 2) / math.comb(4, 2):g}" in item("pass@k")
     question = [(a, b) for a, b, n in ((1, 1, 498), (1, 0, 12), (0, 1, 10), (0, 0, 480)) for _ in range(n)]
-    told = sentence(compared([bool(a) for a, _ in question], [bool(b) for _, b in question]))
+    told = answers_sentence(pair_answers([bool(a) for a, _ in question], [bool(b) for _, b in question]))
     assert told.split("is ")[1].split(" (")[0] in item("answers_difference")
 
 
@@ -201,8 +201,8 @@ def test_the_limits_told_are_the_limits():
         in (item("ratio"))
     )
     assert f"at most {limits.ratio.value} " in item("forward", "Formula")
-    assert f"limit is {limits.kl.value:g} of them" in explained("kl_noise")[0].meaning
-    assert f"limit from {SAME:.0e}".replace("e-0", "e-") in explained("formula")[0].meaning
+    assert f"limit is {limits.kl.value:g} of them" in look_up("kl_noise")[0].meaning
+    assert f"limit from {SAME:.0e}".replace("e-0", "e-") in look_up("formula")[0].meaning
 
 
 def test_masked_scores_are_counted_as_told():
@@ -217,7 +217,7 @@ def test_explaining_a_word_is_wrapped_to_columns_and_not_when_piped(monkeypatch)
     monkeypatch.delenv("COLUMNS", raising=False)
     lines = printed("explain", "excess").splitlines()
     assert lines[0].startswith("excess: What rounding does not explain")
-    assert len(lines) == 1 + len(explained("excess")[0].items)
+    assert len(lines) == 1 + len(look_up("excess")[0].items)
     monkeypatch.setenv("COLUMNS", "60")
     narrow = printed("explain", "excess").splitlines()
     assert max(map(len, narrow)) <= 60
@@ -239,18 +239,18 @@ def test_a_word_of_two_meanings_prints_both():
 
 def test_an_unknown_word_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'excess'"):
-        explained("exces")
+        look_up("exces")
     with pytest.raises(UserError, match="precaudit explain"):
-        explained("xqzj")
+        look_up("xqzj")
     assert run(["explain", "exces"]) == 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_every_word_fits_a_terminal(width):
-    for line in (*listing(entries(), width), *(line for e in entries() for line in paragraphs(e, width))):
+    for line in (*word_lines(terms(), width), *(line for e in terms() for line in paragraphs(e, width))):
         assert len(line) <= width, line
-    shown = "\n".join(listing(entries(), None))
-    for e in entries():
+    shown = "\n".join(word_lines(terms(), None))
+    for e in terms():
         assert re.search(rf"^  {re.escape(e.name)}\b", shown, re.M)
 
 
@@ -310,7 +310,7 @@ def test_every_command_has_examples_that_parse(name, monkeypatch):
 
                 Selection.parse(**{option: parsed.params[option]})
         if parsed.params.get("term"):
-            explained(" ".join(parsed.params["term"]))
+            look_up(" ".join(parsed.params["term"]))
 
 
 def test_there_are_examples_of_commands_alone():
@@ -433,9 +433,9 @@ def test_a_requirement_that_is_too_old_is_broken(monkeypatch):
 
     version = metadata.version
     monkeypatch.setattr(packages.metadata, "version", lambda name: "0.7.0" if name == "jax" else version(name))
-    assert any(text.startswith("jax>=") and text.endswith("(here 0.7.0)") for text in packages.broken())
+    assert any(text.startswith("jax>=") and text.endswith("(here 0.7.0)") for text in packages.missing_packages())
     monkeypatch.undo()
-    assert packages.broken() == ()
+    assert packages.missing_packages() == ()
 
 
 def test_extras_are_those_of_the_installed_package(monkeypatch):
@@ -488,7 +488,7 @@ def everything(folder):
 
 
 def test_clearing_deletes_our_own_names_and_follows_no_link(kept, capsys):
-    assert [(c.kind, c.bytes, c.files) for c in caches.found()] == [
+    assert [(c.kind, c.bytes, c.files) for c in caches.find_caches()] == [
         ("references", 120, 2), ("programs", 1008, 2), ("trusted", 5, 1),
     ]  # fmt: skip
     before = everything(kept)
@@ -515,7 +515,7 @@ def test_a_cache_that_is_a_link_is_left_alone(kept):
 
 def test_programs_that_jax_keeps_elsewhere_are_shown_and_not_cleared(kept, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(kept / "outside"))
-    shown = next(c for c in caches.found() if c.kind == "programs")
+    shown = next(c for c in caches.find_caches() if c.kind == "programs")
     assert (shown.folder, shown.bytes, shown.ours) == (str(kept / "outside"), 10, False)
     caches.clear("programs")
     assert (kept / "outside" / "jit_f-0-cache").exists()

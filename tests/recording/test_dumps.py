@@ -13,9 +13,9 @@ from precaudit import Selection, import_dump, open_run
 from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.recording.dumps.runs import open_imported
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.own import prefill_of
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.own import prefill_call
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load as load_subject
 from precaudit.references.comparison.between import compare_runs
@@ -200,8 +200,8 @@ def test_steps_are_at_the_positions_after_the_prompt(ours, tmp_path):
 
 def test_a_program_is_held_against_a_models_run(ours, tmp_path):
     """Our own decoder as a program, a batch of one: its first call is prefill, and bit for bit the same."""
-    program = prefill_of(load_subject("tiny", device="cpu"), {"p0": ours.prompts["p0"].tokens})
-    found = compare_runs(trace(program, tmp_path / "run").folder, ours.folder)
+    program = prefill_call(load_subject("tiny", device="cpu"), {"p0": ours.prompts["p0"].tokens})
+    found = compare_runs(trace_program(program, tmp_path / "run").folder, ours.folder)
     known = [e for e in found.errors if e.numberless is None]
     assert {(e.phase, e.step) for e in known} == {("call", 0)}
     assert {e.point for e in known} >= {"q", "k", "v", "attn_out"}
@@ -233,9 +233,9 @@ def test_numbers_alone_are_a_run_too(ours, tmp_path, capsys):
 
 def test_a_program_is_held_against_a_dump_and_against_itself(tmp_path):
     """Unrolled calls, steps of a scan, an output; another parameter shows where it is."""
-    program = load(f"{OWN}:program")
-    mine = trace(program, tmp_path / "mine")
-    again = precaudit.compare(tmp_path / "mine", trace(program, tmp_path / "again").folder)
+    program = load_program(f"{OWN}:program")
+    mine = trace_program(program, tmp_path / "mine")
+    again = precaudit.compare(tmp_path / "mine", trace_program(program, tmp_path / "again").folder)
     assert {(e.kind, e.max_diff) for e in again.errors} == {("pair", 0.0)}
     assert len(again.errors) == 2 * 8 * (3 * sum(bool(p.stacked) for p in mine.record.points) + sum(
         not p.stacked for p in (*mine.record.points, *mine.record.outputs)))  # fmt: skip

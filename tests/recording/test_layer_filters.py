@@ -11,15 +11,15 @@ from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
 from precaudit.cli import run as command
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.judging.programs import layers_of
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
 from precaudit.references.comparison.between import compare_runs
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from tests.helpers.paths import EXAMPLES
 
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
@@ -28,10 +28,10 @@ OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The example's first two calls: all layers, and layers 0 and 2, compared."""
-    program = replace(load(OWN), steps=1, cases={"a": load(OWN).cases["a"]})
+    program = replace(load_program(OWN), steps=1, cases={"a": load_program(OWN).cases["a"]})
     folder = tmp_path_factory.mktemp("layers")
-    whole, some = trace(program, folder / "whole"), trace(program, folder / "some", layers=(2, 0))
-    return program, (whole, compare(whole, program)), (some, compare(some, program))
+    whole, some = trace_program(program, folder / "whole"), trace_program(program, folder / "some", layers=(2, 0))
+    return program, (whole, compare_program(whole, program)), (some, compare_program(some, program))
 
 
 def nested():
@@ -88,14 +88,14 @@ def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs)
 
 def test_a_fault_in_a_layer_that_was_chosen_is_flagged_there(tmp_path):
     """There and at its two readers: the next layer's ``act``, and the sum that ends outer step 3 (layers 6 and 7)."""
-    opened = trace(nested(), tmp_path / "run", layers=(1, 3))
+    opened = trace_program(nested(), tmp_path / "run", layers=(1, 3))
     name = file_name(opened.record, "a", 0, "taps")
     tensors = load_file(opened.folder / name)
     tensors["mixed"][1, 0] = (tensors["mixed"][1, 0].astype(np.float32) * 1.02).astype(tensors["mixed"].dtype)
     save_file(tensors, opened.folder / name)
     hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
     write_manifest(opened.folder, msgspec.structs.replace(opened.record, hashes=hashes))
-    compare(open_program_run(opened.folder), nested())
+    compare_program(open_program_run(opened.folder), nested())
     failed = {(v.layer, v.point) for v in gate(opened.folder).verdicts if v.status == "fail" and v.kind == "local"}
     assert failed == {(6, "mixed"), (7, "act"), (3, "value.out")}
 
@@ -110,15 +110,15 @@ def test_a_run_of_some_layers_stands_beside_one_of_all(runs):
 def test_what_needs_every_layer_says_so(runs):
     program, _, (some, _) = runs
     with pytest.raises(UserError, match="holds layers 0, 2 alone; a reference needs all of them"):
-        compare(some, program, lambda _params, *_: {})
-    (one,) = diagnose(some, program, objective="margin").effects.shares
+        compare_program(some, program, lambda _params, *_: {})
+    (one,) = diagnose_program(some, program, objective="margin").effects.shares
     assert one.unknown == "some layers were not recorded; trace without --layers"
 
 
 def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
     program = nested()
-    opened = trace(program, tmp_path / "run", layers=(1, 3))
-    errors = compare(opened, program)
+    opened = trace_program(program, tmp_path / "run", layers=(1, 3))
+    errors = compare_program(opened, program)
     assert {e.layer for e in errors if e.point == "mixed"} == {2, 3, 6, 7}
     states = sorted(p.name.rpartition(".")[2] for p in opened.record.points if "." in p.name)
     assert states == ["end", "in", "out"]  # of the outer loop alone
@@ -127,9 +127,9 @@ def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
 
 @pytest.mark.slow  # 7 s
 def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
-    program = load(f"{EXAMPLES / 'tapped_decoder.py'}:program")
-    opened = trace(program, tmp_path / "run", layers=(1,))
-    errors = compare(opened, program)
+    program = load_program(f"{EXAMPLES / 'tapped_decoder.py'}:program")
+    opened = trace_program(program, tmp_path / "run", layers=(1,))
+    errors = compare_program(opened, program)
     assert {e.layer for e in errors if e.point in ("stream", "attended")} == {1}
     assert {p.name.partition(".")[2] for p in opened.record.points} == {"", "in", "out", "end"}
     assert not opened.record.automatic
@@ -139,7 +139,7 @@ def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
 def test_a_program_without_loops_has_no_layers_to_choose(tmp_path):
     program = Program(lambda w, x: x @ w, jnp.eye(4), {"a": (jnp.ones((2, 4)),)})
     with pytest.raises(UserError, match="scans over nothing"):
-        trace(program, tmp_path / "run", layers=(0,))
+        trace_program(program, tmp_path / "run", layers=(0,))
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,23 @@ import msgspec
 import numpy as np
 import pytest
 
+import precaudit
 from precaudit import gate
 from precaudit.interpreters.jaxpr.emulate import exactly
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores
-from precaudit.models.numpy_decoder.operators import ACTIVATIONS, Rule, gelu_tanh
+from precaudit.models.numpy_decoder.operators import ACTIVATIONS, AttentionRule, gelu_tanh
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import rounder, widen
-from precaudit.recording.programs.own import decode_of, prefill_of
-from precaudit.recording.programs.tracing import prepared, trace
-from precaudit.recording.runs.programs import places
+from precaudit.recording.programs.own import decode_of, prefill_call, served_of
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.runs.programs import judged_places
 from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import load
-from precaudit.references.comparison.programs import compare
-from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
 from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of, parts_of, present
+from precaudit.schema.records.base import value
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few
 
@@ -42,7 +45,7 @@ def as_written(config):
 
 def textbook(model, layer, point, read, ids):
     """Return a point [T, …] from the FP64 values of what it reads, as the NumPy decoder makes it."""
-    row, rule, positions = POINTS[point], Rule.of(model.config, layer), np.arange(LENGTH)
+    row, rule, positions = POINTS[point], AttentionRule.of(model.config, layer), np.arange(LENGTH)
     if not row.inputs:
         return model.embed(ids) if layer == 0 else read(layer - 1, STREAM)
     last = model.config.layers - 1 if layer is None else layer
@@ -53,7 +56,7 @@ def textbook(model, layer, point, read, ids):
         return all_scores(*values, rule, FP64)
     if row.kind == "softmax":
         return all_probs(values[0], positions, rule.window, FP64)
-    return made(plain, Inputs(model, layer, point, positions, values), FP64)
+    return evaluate_form(usual_form, Inputs(model, layer, point, positions, values), FP64)
 
 
 @pytest.mark.parametrize("name", few(NAMES, "gemma2-caps"))
@@ -66,9 +69,9 @@ def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypat
     monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", partial(gelu_tanh, constants=rounder("float32")))
     subject = load(str(FIXTURES / name), device="cpu")
     ids = tokens(subject)
-    program = prefill_of(subject, {"a": ids})
-    opened = trace(program, tmp_path / "run")
-    taps, call = opened.tensors("a", 0, "taps"), prepared(program).call
+    program = prefill_call(subject, {"a": ids})
+    opened = trace_program(program, tmp_path / "run")
+    taps, call = opened.tensors("a", 0, "taps"), prepare_program(program).call
     parts = {part for point in POINTS for part in parts_of(point)}
     params = (subject.parameters, exact_tables(subject, LENGTH))  # the program is given them, rounded to float32
     with jax.enable_x64(True):
@@ -84,12 +87,12 @@ def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypat
     def cut(x, layer, point):
         return x.reshape(-1, *shapes[point].shape)[layer or 0][0]
 
-    model = Model(as_written(subject.config), subject.checkpoint.tensors.read)
-    for p, layer in ((p, layer) for p, layer in places(opened.record) if p.name in known):
+    model = Model(as_written(subject.config), subject.checkpoint.tensors.read_tensor)
+    for p, layer in ((p, layer) for p, layer in judged_places(opened.record) if p.name in known):
         found = of_parts if p.name in parts else of_whole
         seen = cut(found[p.name], layer, p.name)
         want = textbook(model, layer, p.name, lambda at, point: widen(cut(taps[point], at, point)), ids)
-        hidden = ~np.isfinite(seen) | (seen < -1e30) if POINTS[p.name].keyed else np.zeros(seen.shape, bool)
+        hidden = ~np.isfinite(seen) | (seen < -1e30) if POINTS[p.name].over_keys else np.zeros(seen.shape, bool)
         off, size = np.where(hidden, 0.0, seen - want), np.where(hidden, 0.0, want)
         assert np.linalg.norm(off) <= 1e-9 * np.linalg.norm(size), (p.name, layer)
         assert hidden.sum() <= hidden.size / 2
@@ -97,13 +100,13 @@ def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", *FAMILIES])
-@pytest.mark.parametrize("of", [prefill_of, decode_of])
+@pytest.mark.parametrize("of", [prefill_call, decode_of])
 def test_its_verdicts_are_those_of_the_decoders_own_audit(name, of, tmp_path):
     """All pass there (``make audit``); here every segment, forward error and output passes, too."""
     subject = load(name if name == "tiny" else str(FIXTURES / name), device="cpu")
-    program = of(subject, {"a": tokens(subject)[: LENGTH if of is prefill_of else 8]})
-    opened = trace(program, tmp_path / "run")
-    compare(opened, program)
+    program = of(subject, {"a": tokens(subject)[: LENGTH if of is prefill_call else 8]})
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
     found = gate(opened.folder)
     assert set(found.counts) == {"pass"}
     assert found.exit_code == 0
@@ -112,9 +115,30 @@ def test_its_verdicts_are_those_of_the_decoders_own_audit(name, of, tmp_path):
 @pytest.mark.slow  # 31 s
 def test_the_decoder_is_a_program_that_passes(tmp_path):
     subject = load(str(FIXTURES / "llama-gqa"), device="cpu")
-    for of, n in ((prefill_of, LENGTH), (decode_of, 4)):
+    for of, n in ((prefill_call, LENGTH), (decode_of, 4)):
         program = of(subject, {"a": tokens(subject)[:n]})
-        opened = trace(program, tmp_path / of.__name__)
+        opened = trace_program(program, tmp_path / of.__name__)
         assert all(d.bitwise for d in opened.record.neutrality)
-        compare(opened, program)
+        compare_program(opened, program)
         assert set(gate(opened.folder).counts) == {"pass"}
+
+
+@pytest.mark.slow
+def test_entry_points_of_ours_see_what_the_models_run_does(tmp_path):
+    """Prefill, decode and rescore as a Program give the numbers of prefill_decode.jsonl of the model's run."""
+    subject = load("tiny")
+    run = precaudit.trace(
+        subject, tmp_path / "model", prompts=["Hello there, this is one"], points="logits:all", decode_steps=2
+    )
+    ids = run.prompts["p0"].tokens
+    expected = precaudit.compare(run, accum=()).prefill_decode
+    program = served_of(subject, {"p0": ids}, 2)
+    opened = trace_program(program, tmp_path / "program", asked=["q", "logits"])
+    found = compare_program(opened, program).prefill_decode
+    assert len(found) == len(expected) == 1 + 3
+    for a, b in zip(found, expected, strict=True):
+        same = ("against", "step", "position", "prefill_top1", "decode_top1", "f64_top1", "kl", "max_diff", "near_tie")
+        assert [getattr(a, name) for name in same] == [getattr(b, name) for name in same]
+        # JAX writes numbers of the configuration, such as epsilon, in float32
+        assert value(a.f64_gap) == pytest.approx(value(b.f64_gap), rel=1e-5)
+    assert gate(opened).exit_code == 0

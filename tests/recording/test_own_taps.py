@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import precaudit
 from precaudit import Program
 from precaudit.errors import UserError
-from precaudit.recording.programs.tracing import points
+from precaudit.recording.programs.planning import points
 
 DRAW = np.random.default_rng(0)
 W = jnp.asarray(DRAW.standard_normal((8, 8)) / 3, jnp.bfloat16)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from precaudit import Program
-from precaudit.recording.programs.tracing import points
+from precaudit.recording.programs.planning import points
 
 X = jnp.ones((1, 3, 8))
 PLUMBING = """
@@ -134,3 +135,13 @@ def test_named_axes_of_penzai_are_no_places():
     found = named(call, [v.freeze() for v in variables], jnp.asarray(np.zeros((1, 3), np.int32)))
     assert "named_axes.py" not in {place.partition(":")[0] for place in found.values()}
     assert {"input_to_query", "input_to_key", "attn_value_to_output"} <= {n.rpartition(".")[2] for n in found}
+
+
+def test_what_a_library_makes_in_a_function_that_it_compiles_is_of_the_line_that_calls_it():
+    def call(held, x):
+        cache = lax.dynamic_update_index_in_dim(held + 0.0, x, 0, 0)
+        return cache * 2
+
+    line = call.__code__.co_firstlineno + 1
+    found = named(call, jnp.ones((8, 8)), jnp.ones(8))
+    assert found["cache"] == f"test_point_labels.py:{line}"

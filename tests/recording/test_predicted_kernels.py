@@ -11,8 +11,8 @@ from precaudit.checks.kernels import grpo
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace
-from precaudit.recording.tracing.predicting import Predicted
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.tracing.predicting import PredictedProgram
 from tests.helpers.tpus import needs_libtpu
 
 V5E = parse_target("v5e")
@@ -40,7 +40,7 @@ def scaled(x, by):
 
 @needs_libtpu
 def test_a_kernel_runs_as_it_was_written():
-    made = Predicted(V5E, exponential)
+    made = PredictedProgram(V5E, exponential)
     exact = np.tanh(np.exp(2 * np.float64(X)) + 2 * np.float64(X) @ np.float64(W))
     assert np.max(np.abs(np.asarray(made(X, W)) - exact)) < 1e-6
     (name,) = made.made(X, W).kernels
@@ -51,7 +51,7 @@ def test_a_kernel_runs_as_it_was_written():
 def test_a_kernel_that_streams_and_its_gradient_run():
     """The GRPO kernel, forward and backward, against its plain reference on this CPU."""
     given = grpo.inputs(0, size=(16, 300))
-    made = Predicted(V5E, jax.grad(grpo.kernel))(*given)
+    made = PredictedProgram(V5E, jax.grad(grpo.kernel))(*given)
     plain = jax.grad(grpo.reference)(*given)
     assert np.max(np.abs(made - plain)) <= 1e-5 * np.max(np.abs(plain))
 
@@ -64,22 +64,22 @@ def test_of_kernels_that_may_be_a_call_the_line_decides_or_none_does():
         return a - b
 
     with pytest.raises(UserError, match="2 Pallas kernels may be the custom call"):
-        Predicted(V5E, lines)(X, W)
+        PredictedProgram(V5E, lines)(X, W)
 
     def shapes(x, w):
         return scaled(x, 2.0)[:64] - scaled(w[:64], 3.0)
 
-    assert np.max(np.abs(Predicted(V5E, shapes)(X, W) - (2 * X - 3 * W)[:64])) < 1e-6
+    assert np.max(np.abs(PredictedProgram(V5E, shapes)(X, W) - (2 * X - 3 * W)[:64])) < 1e-6
 
 
 @needs_libtpu
 def test_another_custom_call_ends_the_prediction_with_its_name():
     with pytest.raises(UserError, match=r"what the custom call '\w+' computes is not known"):
-        Predicted(V5E, lambda x: lax.approx_max_k(x, 4)[0])(jnp.zeros((64, 4096)))
+        PredictedProgram(V5E, lambda x: lax.approx_max_k(x, 4)[0])(jnp.zeros((64, 4096)))
 
 
 @needs_libtpu
 def test_a_run_of_a_program_with_a_kernel_says_so(tmp_path):
-    run = trace(Program(call=exponential, params=X, cases={"a": (W,)}), tmp_path / "run", target=V5E)
+    run = trace_program(Program(call=exponential, params=X, cases={"a": (W,)}), tmp_path / "run", target=V5E)
     (told,) = run.record.neutrality
     assert len(told.predicted.kernels) == 1

@@ -18,21 +18,21 @@ import precaudit
 from precaudit.cli import run as cli
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu import target
-from precaudit.interpreters.tpu.emulated import emulated
+from precaudit.interpreters.tpu.emulated import emulate_passes
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, on_single_rows
 from precaudit.models.numpy_decoder.rounding import FP64
-from precaudit.recording.programs.loading import load as load_program
+from precaudit.recording.programs.loading import load_program as load_program
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.programs import open_program_run
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing import predicting
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
-from precaudit.references.comparison.programs import compare as compare_program
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.programs import compare_program as compare_program
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt
@@ -52,7 +52,7 @@ TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
 def recorded(folder, policy, device, parts=None, points="q,k,v,attn_out,logits"):
     subject = load("tiny", policy, device=device, parts=parts)
     run = trace(subject, folder / "run", PROMPTS, Selection.parse(points=points), TraceOptions(STEPS))
-    return compare(run, options=Options(accum=(), cache=folder / "refs"))
+    return compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
 def error(found, kind="forward", point="logits"):
@@ -102,7 +102,7 @@ def test_an_attention_kernel_passes(tmp_path, kernel, policy):
     given = [Prompt(id="c", tokens=tuple(int(t) for t in np.random.default_rng(6).integers(1, 250, 200)))]
     select = Selection.parse(points="all", phases="prefill,decode", layers="0,4")
     run = trace(subject, tmp_path / "run", given, select, TraceOptions(1))
-    found = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert gate(found).counts.keys() == {"pass"}
     assert [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
 
@@ -173,7 +173,7 @@ def test_products_that_taps_move_to_another_precision_are_unknown(runs, tmp_path
     where = "q: bfloat16 without taps, float32 with them"
     next(n for n in raw["neutrality"] if n["phase"] == "decode")["predicted"]["moved"] = [where]
     (folder / "run.json").write_text(json.dumps(raw))
-    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    judged = gate(compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     (verdict,) = [v for v in judged.verdicts if v.status != "pass"]
     assert (verdict.status, verdict.kind, verdict.phase) == ("unknown", "neutrality", "decode")
     assert where in verdict.text
@@ -219,7 +219,7 @@ def test_a_product_made_by_other_passes_than_were_compiled_fails(runs, tmp_path,
     weights = {k: np.float64(x) for k, x in load_file(TINY / "model.safetensors").items()}
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
     rewritten(folder, phase, "logits", lambda x: parted(x, np.float32(head), parts))
-    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    judged = gate(compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     found = {(v.phase, v.point, v.kind, v.status) for v in judged.verdicts if v.status != "pass"}
     assert found == (set() if expected == "pass" else {(phase, "logits", "local", "fail")})
 
@@ -255,7 +255,7 @@ def test_the_emulation_is_the_compiled_program_s(runs, tmp_path, phase, point, m
         if n["phase"] == phase:
             n["made"] = {k: x for k, x in n["made"].items() if k != point} | ({point: made} if made else {})
     (folder / "run.json").write_text(json.dumps(raw))
-    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    judged = gate(compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     found = {(v.phase, v.point, v.kind, v.status) for v in judged.verdicts if v.status != "pass"}
     told = {("attn_out", "local"), ("scores", "sums")} if point == "scores" else {(point, "local")}
     assert found == {(phase, where, kind, expected) for where, kind in told}
@@ -270,7 +270,7 @@ def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(
         for n in raw["neutrality"]:
             del n["made"]
         (folder / "run.json").write_text(json.dumps(raw))
-        judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+        judged = gate(compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
         assert set(judged.counts) == expected
         open_ = {v.point for v in judged.verdicts if v.status == "unknown"}
         summed = {"scores", "attn_proj", "mlp_out"}
@@ -286,7 +286,7 @@ def test_a_batch_s_own_program_tells(tmp_path):
     run = trace(subject, tmp_path / "run", given, select, TraceOptions(1, batch=2))
     made = {n.shape[0]: n.made["v"] for n in run.record.neutrality if n.phase == "decode"}
     assert made == {2: ("1 pass",), 1: ("float32",)}
-    assert gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs"))).counts.keys() == {"pass"}
+    assert gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))).counts.keys() == {"pass"}
 
 
 def doubled(q, k, scale, a):
@@ -327,7 +327,7 @@ def test_the_other_way_needs_no_libtpu(monkeypatch, tmp_path):
     for device in ("cpu", "tpu-emulated:v6e"):
         subject = load("tiny", "fp32", device=device)
         run = trace(subject, tmp_path / device[:3], PROMPTS[:1], select, TraceOptions())
-        found[device] = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+        found[device] = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     coarse = found["tpu-emulated:v6e"]
     assert error(coarse) > 1000 * error(found["cpu"])
     assert gate(coarse).counts.keys() == {"pass"}
@@ -358,7 +358,7 @@ def test_products_are_emulated_wherever_they_lie(precision):
     expected = np.float64(x)
     for each in w:
         expected = parted(expected, each, parts)
-    made = np.asarray(jax.jit(emulated(call))(x, w, np.bool_(True)))
+    made = np.asarray(jax.jit(emulate_passes(call))(x, w, np.bool_(True)))
     off = np.max(np.abs(made - expected)) / np.max(np.abs(expected))
     exact = np.max(np.abs(made - np.float64(x) @ np.float64(w[0]) @ np.float64(w[1]))) / np.max(np.abs(expected))
     assert off < 1e-6

@@ -10,12 +10,12 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from precaudit import Program, gate
 from precaudit.checks.gradients.awkward import awkward
 from precaudit.checks.gradients.check import gradcheck
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import parse_target
-from precaudit.recording.programs.tracing import trace
-from precaudit.recording.tracing.predicting import Emulated
-from precaudit.references.comparison.programs import compare
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.tracing.predicting import EmulatedTarget
+from precaudit.references.comparison.programs import compare_program
 from tests.helpers.selected import few
 
 KEY = jax.random.key(7)
@@ -96,17 +96,17 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", few(PROGRAMS, "calls", "carried"))
 def test_a_program_with_keys_is_judged(name, tmp_path):
     program = PROGRAMS[name]
-    opened = trace(program, tmp_path / "run")
-    errors = compare(opened, program)
+    opened = trace_program(program, tmp_path / "run")
+    errors = compare_program(opened, program)
     assert gate(errors).exit_code == 0
     assert {e.kind for e in errors} == {"local", "forward"}
     assert not [e for e in errors if e.numberless]
-    assert not diagnose(opened, program).findings
+    assert not diagnose_program(opened, program).findings
 
 
 def test_a_key_is_recorded_as_its_bits(tmp_path):
     program = PROGRAMS["calls"]
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     key = jax.random.key(8)
     for call in range(2):
         np.testing.assert_array_equal(opened.tensors("b", call, "inputs")["1"], jax.random.key_data(key))
@@ -117,14 +117,14 @@ def test_a_run_of_another_key_is_not_this_program_s(tmp_path):
     def made(key):
         return Program(lambda w, x: drop(x, key) @ w[0], W, {"a": (X,)})
 
-    opened = trace(made(KEY), tmp_path / "run")
+    opened = trace_program(made(KEY), tmp_path / "run")
     with pytest.raises(UserError, match="parameters are not those that were traced"):
-        compare(opened, made(jax.random.key(8)))
+        compare_program(opened, made(jax.random.key(8)))
 
 
 def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
     program = PROGRAMS["carried"]
-    errors = compare(trace(program, tmp_path / "run", layers=[1]), program)
+    errors = compare_program(trace_program(program, tmp_path / "run", layers=[1]), program)
     assert gate(errors).exit_code == 0
     assert {e.layer for e in errors if e.kind == "local"} == {1}
 
@@ -132,8 +132,8 @@ def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
 def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     at = parse_target("v5e", "--device")
     program = PROGRAMS["calls"]
-    opened = trace(program, tmp_path / "run", target=Emulated(at.generation, at.topology))
-    assert gate(compare(opened, program)).exit_code == 0
+    opened = trace_program(program, tmp_path / "run", target=EmulatedTarget(at.generation, at.topology))
+    assert gate(compare_program(opened, program)).exit_code == 0
 
 
 def test_a_kernel_that_is_given_a_key():

@@ -13,8 +13,8 @@ import precaudit
 from precaudit import Program
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.tracing import prepared, support_of
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.preparing import prepare_program, support_of
 from precaudit.recording.runs.programs import open_program_run
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.selected import few
@@ -29,7 +29,7 @@ def numbers(errors):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    program = replace(load(OWN), steps=2)
+    program = replace(load_program(OWN), steps=2)
     folder = tmp_path_factory.mktemp("whole")
     return program, precaudit.compare(precaudit.trace(program, folder / "run"), program)
 
@@ -39,7 +39,7 @@ def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     """Local and forward errors of some points are those of the run of all, to the last bit."""
     program, every = whole
     run = precaudit.trace(program, tmp_path / "run", points=asked)
-    names = {p.name for p in run.record.judged}
+    names = {p.name for p in run.record.judged_points}
     assert names == set(asked.split(","))
     assert {p.name for p in run.record.points} < {p.name for p in every.opened.record.points}
     found = numbers(precaudit.compare(run, program))
@@ -76,8 +76,8 @@ def test_calls_that_cannot_be_recorded_are_told(whole, tmp_path, positions, says
 
 
 def test_diagnose_compares_a_program_s_run_first(tmp_path):
-    run = precaudit.trace(replace(load(OWN), steps=0), tmp_path / "run", points="query", prompt="a")
-    found = precaudit.diagnose(run, program=replace(load(OWN), steps=0))
+    run = precaudit.trace(replace(load_program(OWN), steps=0), tmp_path / "run", points="query", prompt="a")
+    found = precaudit.diagnose(run, program=replace(load_program(OWN), steps=0))
     assert found.exit_code == 0
     assert precaudit.gate(run.folder).counts == {"pass": found.explained}
 
@@ -94,7 +94,7 @@ def test_layers_points_and_cases_go_together(whole, tmp_path):
 
 def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
     """At any other point that was, too, nothing is said of it but what it makes of the whole program."""
-    program = replace(load(OWN), steps=0)
+    program = replace(load_program(OWN), steps=0)
     run = precaudit.trace(program, tmp_path / "run", points="gate,scores")
     taps = run.tensors("a", 0, "taps")
     path = run.folder / "tensors" / "0.0.taps.safetensors"
@@ -122,7 +122,7 @@ def test_support_is_what_a_point_reads_and_what_narrow_values_are_made_of():
 
     for dtype, expected in ((jnp.bfloat16, {"a", "b"}), (jnp.float32, {"b"})):
         program = Program(call, jnp.ones((4, 4), dtype), {"x": (jnp.ones((2, 4), dtype),)})
-        assert support_of(program, prepared(program, taps="own"), ["c"]) == expected
+        assert support_of(program, prepare_program(program, taps="own"), ["c"]) == expected
 
 
 def test_own_taps_that_were_not_asked_for_are_left_out(tmp_path):
@@ -163,7 +163,7 @@ def test_a_loop_without_points_that_were_asked_for_is_run_as_it_is(tmp_path):
 
 
 def test_what_is_asked_for_wrongly_is_told(tmp_path, capsys):
-    program = load(OWN)
+    program = load_program(OWN)
     with pytest.raises(UserError, match="no point of the program is named 'scors'; did you mean 'scores'"):
         precaudit.trace(program, tmp_path / "run", points="scors")
     with pytest.raises(UserError, match="no case of the program is named 'c'"):

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 import precaudit
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.loading import load_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
 from tests.helpers.paths import EXAMPLES
@@ -21,12 +21,12 @@ OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
 @pytest.fixture
 def run(tmp_path):
     return precaudit.trace(
-        load(OWN), tmp_path / "run", points="query", layers="1", prompt="b", positions="last:2", reference=OWN
+        load_program(OWN), tmp_path / "run", points="query", layers="1", prompt="b", positions="last:2", reference=OWN
     )
 
 
 def test_what_was_recorded_is_recorded_again(run, tmp_path):
-    again = precaudit.repeat(run, tmp_path / "again", load(OWN))
+    again = precaudit.repeat(run, tmp_path / "again", load_program(OWN))
     assert (again.first, again.differing) == (None, 0)
     assert again.tensors > 2
     ours, theirs = again.run.record, run.record
@@ -40,12 +40,12 @@ def test_a_tensor_with_other_bits_is_named(run, tmp_path):
     save_file(tensors, run.folder / name)
     hashes = {**run.record.hashes, name: file_hash(run.folder / name)}
     write_manifest(run.folder, msgspec.structs.replace(run.record, hashes=hashes))
-    again = precaudit.repeat(open_program_run(run.folder), tmp_path / "again", load(OWN))
-    assert (again.first, again.differing) == (("b", 1, "query"), 1)
+    again = precaudit.repeat(open_program_run(run.folder), tmp_path / "again", load_program(OWN))
+    assert (again.first, again.differing) == (("b", "call", 1, "query"), 1)
 
 
 def test_another_program_is_refused_before_it_runs(run, tmp_path):
-    other = replace(load(OWN), call=lambda params, *inputs: load(OWN).call(params, *inputs)[0] * 2)
+    other = replace(load_program(OWN), call=lambda params, *inputs: load_program(OWN).call(params, *inputs)[0] * 2)
     with pytest.raises(UserError, match="the program is not the one that was traced"):
         precaudit.repeat(run, tmp_path / "again", replace(other, outputs="logits", steps=0, advance=None))
     assert not (tmp_path / "again").exists()

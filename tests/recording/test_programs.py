@@ -20,17 +20,21 @@ from safetensors.numpy import load_file, save_file
 import precaudit
 from precaudit import Program, gate
 from precaudit.cli import run as command
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
-from precaudit.recording.programs.loading import is_reference, load
-from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.programs.loading import is_reference, load_program
+from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
 from precaudit.references.comparison.between import compare_runs
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.forward import Chains
-from precaudit.reports.program import render, show
+from precaudit.reports.pages import as_markdown
+from precaudit.reports.program import program_report
+from precaudit.reports.terminal import print_report
 from precaudit.schema.limits import default_limits
 from precaudit.schema.records.lines import write_lines
 from tests.helpers.paths import EXAMPLES
@@ -42,15 +46,15 @@ OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
 
 @pytest.fixture(scope="module")
 def own():
-    return load(OWN)
+    return load_program(OWN)
 
 
 @pytest.fixture(scope="module")
 def recorded(own, tmp_path_factory):
     """The decoder's run, three calls of each case, compared."""
     program = replace(own, steps=2)
-    opened = trace(program, tmp_path_factory.mktemp("own") / "run")
-    return program, opened, compare(opened, program)
+    opened = trace_program(program, tmp_path_factory.mktemp("own") / "run")
+    return program, opened, compare_program(opened, program)
 
 
 def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(recorded):
@@ -118,7 +122,7 @@ def test_a_fault_fails_at_its_segment(name, recorded, tmp_path):
     program, opened, _ = recorded
     point, change = FAULTS[name]
     bad = altered(opened, tmp_path / "bad", point, change)
-    compare(bad, program)
+    compare_program(bad, program)
     judged = gate(bad.folder)
     assert judged.exit_code == 1
     assert point in {v.point for v in judged.verdicts if v.status in ("fail", "nonfinite")}
@@ -129,12 +133,12 @@ def test_precision_lost_inside_a_segment_is_found_against_the_program_without(ow
     """Statistics of the norm in bfloat16: its run, judged by the program as it should be."""
     program = replace(own, steps=1, cases={"a": own.cases["a"]})
     bad = faulty(own, "norm", narrow_norm, monkeypatch)
-    opened = trace(bad, tmp_path / "bad")
+    opened = trace_program(bad, tmp_path / "bad")
     monkeypatch.undo()
-    good = trace(program, tmp_path / "good")
+    good = trace_program(program, tmp_path / "good")
     record = msgspec.structs.replace(opened.record, code=good.record.code, points=good.record.points)
     (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
-    compare(open_program_run(opened.folder), program)
+    compare_program(open_program_run(opened.folder), program)
     failed = {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
     assert {"normed", "second", "final"} & failed
 
@@ -162,26 +166,26 @@ def test_a_run_of_someone_elses_runs_no_code(recorded, tmp_path, monkeypatch):
     record = msgspec.structs.replace(opened.record, program=f"{tmp_path / 'evil.py'}:program")
     (tmp_path / "run" / "program.json").write_bytes(msgspec.json.encode(record))
     with pytest.raises(UserError, match="was not traced here as it stands"):
-        compare(open_program_run(tmp_path / "run"))
+        compare_program(open_program_run(tmp_path / "run"))
 
 
 def test_another_program_than_the_one_traced_is_refused(own, recorded):
     _, opened, _ = recorded
     other = replace(own, call=lambda p, *a: jax.tree.map(lambda x: x * 2, own.call(p, *a)), steps=2)
     with pytest.raises(UserError, match="is not the one that was traced"):
-        compare(opened, other)
+        compare_program(opened, other)
 
 
 def test_other_parameters_than_those_traced_are_refused(own, recorded):
     _, opened, _ = recorded
     params = {**own.params, "norm": own.params["norm"] * jnp.asarray(1.02, jnp.bfloat16)}
     with pytest.raises(UserError, match="the parameters are not those that were traced"):
-        compare(opened, replace(own, params=params, steps=2))
+        compare_program(opened, replace(own, params=params, steps=2))
 
 
 def compared(call, params, folder, *inputs):
     program = Program(call, params, {"a": inputs})
-    return compare(trace(program, folder), program)
+    return compare_program(trace_program(program, folder), program)
 
 
 def test_a_result_that_a_call_or_a_loop_makes_is_a_point(tmp_path):
@@ -226,8 +230,8 @@ def test_forward_errors_are_of_the_whole_chain_in_fp64(tmp_path):
     """Three calls in plain NumPy FP64: the same state, and so the same errors."""
     params, cases = drawn_start()
     program = Program(running, params, cases, 2, passed_on, ("state", "count"))
-    opened = trace(program, tmp_path / "run")
-    errors = [e for e in compare(opened, program) if e.kind == "forward" and e.point == "outputs.state"]
+    opened = trace_program(program, tmp_path / "run")
+    errors = [e for e in compare_program(opened, program) if e.kind == "forward" and e.point == "outputs.state"]
     state, wide = np.asarray(cases["a"][0], np.float64), np.asarray(params["w"], np.float64)
     for call, e in enumerate(errors):
         state = state + wide @ np.sin(state)
@@ -246,7 +250,7 @@ def test_a_state_that_is_handed_on_wrongly_fails_forward_alone(tmp_path):
 
     params, cases = drawn_start()
     program = Program(running, params, cases, 1, stale, ("state", "count"))
-    errors = compare(trace(program, tmp_path / "run"), program)
+    errors = compare_program(trace_program(program, tmp_path / "run"), program)
     assert statuses(errors, "local") == {(0, "pass"), (1, "pass")}
     assert statuses(errors, "forward") == {(0, "pass"), (1, "fail")}
 
@@ -256,7 +260,7 @@ def test_forward_noise_is_of_eight_different_realisations():
     program = Program(running, params, cases, 0, None, ("state", "count"))
     given = {str(i): np.asarray(x) for i, x in enumerate(cases["a"])}
     with jax.enable_x64(True):
-        (truth,) = Chains(program, prepared(program)).calls([(given, {})])
+        (truth,) = Chains(program, prepare_program(program)).calls([(given, {})])
     assert len({y["outputs.state"].tobytes() for y in (truth.exact, *truth.drawn)}) == 9
 
 
@@ -272,7 +276,7 @@ def test_integers_are_those_that_were_recorded(tmp_path):
 
     params, cases = drawn_start()
     program = Program(call, params, cases, 2, other, ("state", "token"))
-    errors = compare(trace(program, tmp_path / "run"), program)
+    errors = compare_program(trace_program(program, tmp_path / "run"), program)
     assert statuses(errors, "forward") == {(0, "pass"), (1, "pass"), (2, "pass")}
 
 
@@ -284,7 +288,7 @@ def test_an_advance_that_takes_no_fp64_leaves_forward_errors_unknown(tmp_path):
 
     params, cases = drawn_start()
     program = Program(running, params, cases, 1, strict)
-    errors = compare(trace(program, tmp_path / "run"), program)
+    errors = compare_program(trace_program(program, tmp_path / "run"), program)
     lost = {(e.kind, e.step, e.unknown) for e in errors if e.unknown is not None}
     assert lost == {("forward", 1, "advance, on FP64 outputs: TypeError: bfloat16 only")}
     assert gate(tmp_path / "run").exit_code == 3
@@ -297,7 +301,7 @@ def test_an_advance_that_gives_other_inputs_in_fp64_leaves_them_unknown(tmp_path
 
     params, cases = drawn_start()
     program = Program(running, params, cases, 1, advance)
-    errors = compare(trace(program, tmp_path / "run"), program)
+    errors = compare_program(trace_program(program, tmp_path / "run"), program)
     lost = [e for e in errors if e.unknown is not None]
     assert {(e.kind, e.step) for e in lost} == {("forward", 1)}
     assert all(e.unknown.startswith("advance, on FP64 outputs: gave shapes") for e in lost)
@@ -306,8 +310,8 @@ def test_an_advance_that_gives_other_inputs_in_fp64_leaves_them_unknown(tmp_path
 def test_logits_that_are_nan_match_nothing(tmp_path, capsys):
     w = jnp.eye(4, dtype=jnp.bfloat16).at[1, 2].set(jnp.nan)
     program = Program(lambda w, x: x @ w, w, {"a": (jnp.ones((3, 4), jnp.bfloat16),)}, outputs="logits")
-    opened = trace(program, tmp_path / "run")
-    show(opened, compare(opened, program), Console(width=150))
+    opened = trace_program(program, tmp_path / "run")
+    print_report(program_report(opened, compare_program(opened, program)), Console(width=150))
     told = " ".join(capsys.readouterr().out.split())
     assert "top-1 is FP64's in 0 of 3 rows; 3 have none: logits are NaN or infinite." in told
     assert command(["gate", str(opened.folder)]) == 1
@@ -332,14 +336,14 @@ def test_a_gradient_that_is_added_up_in_bfloat16_is_told_and_passes(tmp_path, ca
         return jax.grad(lambda b: jnp.sum((x * b).astype(jnp.float32)))(bias)
 
     program = Program(call, jnp.ones(8, jnp.bfloat16), {"a": (x,)})
-    opened = trace(program, tmp_path / "run")
-    errors = compare(opened, program)
+    opened = trace_program(program, tmp_path / "run")
+    errors = compare_program(opened, program)
     made = [e for e in errors if e.kind == "local"][-1]
     assert OWN_SUMS in made.elided["policy:equations"]
     assert float(made.unexplained.rel_l2) == 0.0
     assert float(made.rel_l2) > 2.0**-8  # no single rounding makes that
     assert gate(opened.folder).exit_code == 0
-    show(opened, errors, Console(width=120))
+    print_report(program_report(opened, errors), Console(width=120))
     assert "is added up term by term in bfloat16" in " ".join(capsys.readouterr().out.split())
 
 
@@ -358,9 +362,9 @@ def test_programs_of_other_libraries_pass_unedited(tmp_path, name):
 
 
 def passes_unedited(reference, tmp_path, names):
-    program = load(reference)
-    opened = trace(program, tmp_path / "run")
-    errors = compare(opened, program)
+    program = load_program(reference)
+    opened = trace_program(program, tmp_path / "run")
+    errors = compare_program(opened, program)
     assert names <= {p.name for p in opened.record.points}
     judged = gate(opened.folder)
     assert judged.exit_code == 0, judged.verdicts
@@ -414,7 +418,7 @@ def test_integer_products_have_the_points_of_float_ones(tmp_path):
     }
     x = jnp.asarray(draw.standard_normal((4, 32)), jnp.bfloat16)
     program = Program(in_eight_bits, p, {"a": (x,)})
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     known = {point.name: point for point in opened.record.points}
     assert {"whole", "counted"} <= set(known)
     taps = opened.tensors("a", 0, "taps")
@@ -423,7 +427,7 @@ def test_integer_products_have_the_points_of_float_ones(tmp_path):
     sums = np.einsum("ltk,lkn->ltn", taps["whole"].astype(int), np.asarray(p["w"], int)) + 1
     assert (taps["counted"] == sums).all()
     assert known["counted"].primitive == "dot_general"
-    compare(opened, program)
+    compare_program(opened, program)
     assert gate(opened.folder).exit_code == 0
 
 
@@ -441,7 +445,7 @@ def test_a_device_too_small_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="cut off before it finished"):
         open_program_run(tmp_path / "run")
     with pytest.raises(UserError, match="memory is too small"):
-        trace(load(f"{EXAMPLES / 'own_decoder.py'}:program"), tmp_path / "again")
+        trace_program(load_program(f"{EXAMPLES / 'own_decoder.py'}:program"), tmp_path / "again")
 
 
 def branching(w, x):
@@ -457,24 +461,24 @@ def test_a_branch_that_no_case_takes_is_unknown_and_not_passed(tmp_path):
     assert found.exit_code == 3
     assert found.counts["unknown"] == len(untaken)
     assert "in any case: give one that takes it" in found.verdicts[0].text
-    assert diagnose(open_program_run(tmp_path / "run")).exit_code == 3
+    assert diagnose_program(open_program_run(tmp_path / "run")).exit_code == 3
 
 
 def test_a_branch_that_a_case_takes_is_not_run_in_the_others_and_passes(tmp_path):
     program = Program(branching, jnp.eye(4), {"a": (jnp.ones((3, 4)),), "b": (-jnp.ones((3, 4)),)})
-    opened = trace(program, tmp_path / "run")
-    errors = compare(opened, program)
+    opened = trace_program(program, tmp_path / "run")
+    errors = compare_program(opened, program)
     skipped = [e for e in errors if e.skipped]
     assert {e.prompt for e in skipped} == {"a", "b"}
     found = gate(opened.folder)
     assert found.counts == {"not run": len(skipped), "pass": len(errors) - len(skipped)}
     assert found.exit_code == 0
-    assert diagnose(opened, program).exit_code == 0
+    assert diagnose_program(opened, program).exit_code == 0
     (tmp_path / "b.toml").write_text('[[budget]]\nwhy = "all"\npoints = "*"\nmetric = "rel_l2"\nlimit = 1.0\n')
     assert gate(opened.folder, tmp_path / "b.toml").counts == found.counts
-    between = compare_runs(opened.folder, trace(program, tmp_path / "again").folder)
+    between = compare_runs(opened.folder, trace_program(program, tmp_path / "again").folder)
     assert sum(e.skipped is not None for e in between.errors) == len([e for e in skipped if e.kind == "local"])
-    own = compare(opened, program, lambda *_: {p.name: np.zeros((3, 4)) for p in opened.record.points})
+    own = compare_program(opened, program, lambda *_: {p.name: np.zeros((3, 4)) for p in opened.record.points})
     formula = [e for e in own if e.kind == "formula"]
     assert [e.skipped for e in formula] == [e.skipped for e in errors if e.kind == "local"]
 
@@ -485,7 +489,7 @@ def test_the_line_of_a_file_below_a_folder_of_our_name_is_told(tmp_path):
     mine = tmp_path / "precaudit" / "mine.py"
     mine.write_text("import precaudit\n\nprogram = 1 / 0\n")
     with pytest.raises(UserError, match=r"precaudit/mine\.py:3\)?"):
-        load(f"{mine}:program")
+        load_program(f"{mine}:program")
 
 
 def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
@@ -493,7 +497,7 @@ def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
         "import jax.numpy as jnp\nfrom precaudit import Program\n"
         "program = Program(lambda w, x: x @ w, jnp.eye(2), {'a': (jnp.ones((2, 2)),)})\n"
     )
-    assert points(load(f"{tmp_path / 'msgspec.py'}:program"))
+    assert points(load_program(f"{tmp_path / 'msgspec.py'}:program"))
     assert sys.modules["msgspec"] is msgspec
     # nor is it what a process finds that is started later
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -519,7 +523,7 @@ def test_a_file_that_changes_the_path_or_raises_leaves_its_folder_last(tmp_path,
     monkeypatch.setattr(sys, "path", list(before))
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=says):
-        load(f"{tmp_path / 'mine.py'}:program")
+        load_program(f"{tmp_path / 'mine.py'}:program")
     assert sys.path == [*before, str(tmp_path)]
 
 
@@ -535,7 +539,7 @@ def test_a_file_finds_its_neighbours_while_it_is_read_and_when_it_is_called(tmp_
     )
     before = list(sys.path)
     for _ in range(2):
-        program = load(f"{tmp_path / 'mine.py'}:program")
+        program = load_program(f"{tmp_path / 'mine.py'}:program")
         assert np.asarray(program.params).tolist() == [[2.0, 0.0], [0.0, 2.0]]
         assert np.asarray(program.call(program.params, *program.cases["a"])).tolist() == [[3.0, 3.0]] * 2
     assert sys.path == [*before, str(tmp_path)]
@@ -547,15 +551,17 @@ def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):
     assert command(["trace", "tiny", "--tokens-from", str(opened.folder), "-o", "x"]) == 2
     assert "is of a program of one's own" in capsys.readouterr().err
     assert command(["compare", str(opened.folder), "--phases", "decode"]) == 2
-    assert "leave out --phases" in capsys.readouterr().err
+    assert "no entry point 'decode'" in capsys.readouterr().err
 
 
 def test_parameters_that_are_not_finite_are_told(tmp_path):
     params = {"a": jnp.ones((4, 4)), "b": {"w": jnp.full((4, 4), jnp.nan).at[0].set(1.0)}}
     program = Program(lambda p, x: (x @ p["a"]) @ p["b"]["w"], params, {"a": (jnp.ones((2, 4)),)})
-    assert trace(program, tmp_path / "run").record.warnings == ("parameters: b/w holds 12 that are NaN or infinite",)
+    assert trace_program(program, tmp_path / "run").record.warnings == (
+        "parameters: b/w holds 12 that are NaN or infinite",
+    )
     honest = replace(program, params={**params, "b": {"w": params["a"]}})
-    assert trace(honest, tmp_path / "honest").record.warnings == ()
+    assert trace_program(honest, tmp_path / "honest").record.warnings == ()
 
 
 def test_altered_and_lost_files_are_said(recorded, tmp_path):
@@ -565,10 +571,10 @@ def test_altered_and_lost_files_are_said(recorded, tmp_path):
     path = folder / file_name(opened.record, "a", 1, "taps")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="was altered"):
-        compare(open_program_run(folder), program)
+        compare_program(open_program_run(folder), program)
     path.unlink()
     with pytest.raises(UserError, match="is missing"):
-        compare(open_program_run(folder), program)
+        compare_program(open_program_run(folder), program)
     lines = (folder / "errors.jsonl").read_text().splitlines(keepends=True)
     (folder / "errors.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(UserError, match="is not what compare wrote"):
@@ -631,7 +637,7 @@ def test_a_run_that_is_not_what_the_program_records_is_refused(recorded, tmp_pat
     shutil.copytree(opened.folder, folder)
     write_manifest(folder, change(opened.record, folder))
     with pytest.raises(UserError, match=says):
-        compare(open_program_run(folder), program)
+        compare_program(open_program_run(folder), program)
 
 
 @pytest.mark.parametrize(("kind", "point"), [("local", "normed"), ("forward", "normed"), ("forward", "outputs.logits")])
@@ -679,7 +685,7 @@ def test_what_is_no_program_is_said_in_a_line(message):
 def test_advance_that_changes_shapes_is_said(tmp_path):
     program = Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, 1, lambda *_: (jnp.ones(3),))
     with pytest.raises(UserError, match="advance gave inputs of other shapes"):
-        trace(program, tmp_path / "run")
+        trace_program(program, tmp_path / "run")
     with pytest.raises(UserError, match="cut off"):
         open_program_run(tmp_path / "run")
 
@@ -693,9 +699,9 @@ def test_names_that_name_no_program(tmp_path):
         ("none.py:program", "no such file"), ("broken.py:program", r"ValueError: no \(.*broken.py:2\)"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
-            load(f"{tmp_path}/{name}")
+            load_program(f"{tmp_path}/{name}")
     with pytest.raises(UserError, match="cannot be imported"):
-        load("no_such_module_of_anyone:program")
+        load_program("no_such_module_of_anyone:program")
     assert not is_reference("tiny")
     assert not is_reference("model.gguf")
     assert is_reference("package.module:program")
@@ -771,13 +777,13 @@ def test_a_baseline_of_a_program_holds_until_weights_or_inputs_change(recorded, 
     assert {v.point for v in judged.verdicts if v.status == "fail"} == {"down"}
     assert judged.drift[0][0] == pytest.approx(4)
     other = replace(program, params=jax.tree.map(lambda x: x * 2, program.params), steps=0)
-    compare(trace(other, tmp_path / "other"), other)
+    compare_program(trace_program(other, tmp_path / "other"), other)
     judged = gate(tmp_path / "other", baseline=Path("b.jsonl"))
     assert judged.counts["stale"] == 1
     assert judged.counts["missing"] == 2 * len(errors) // 3  # two calls of three are not there
     assert own.calls == 3
     moved = replace(program, cases={"a": (jnp.int32(3), *program.cases["a"][1:]), "b": program.cases["b"]}, steps=2)
-    compare(trace(moved, tmp_path / "moved"), moved)
+    compare_program(trace_program(moved, tmp_path / "moved"), moved)
     stale = [v.text for v in gate(tmp_path / "moved", baseline=Path("b.jsonl")).verdicts if v.status == "stale"]
     assert stale == ["token ids of prompt a"]
 
@@ -794,7 +800,7 @@ def test_reports_say_the_same_again_and_escape_names(recorded, capsys):
     assert len({row.count(" | ") for row in rows}) == 1
     odd = msgspec.structs.replace(opened.record.points[0], name="<img>|x")
     bad = replace(opened, record=msgspec.structs.replace(opened.record, points=(odd,), outputs=()))
-    assert "<img>" not in render(bad, errors)
+    assert "<img>" not in as_markdown(program_report(bad, errors), 1, None)
     assert not command(["report", str(opened.folder), "-v"])
 
 
@@ -805,9 +811,9 @@ def test_a_cache_in_eight_bits_is_recorded_and_compared(dtype, tmp_path):
 
     draw = np.random.default_rng(0)
     w, x = (jnp.asarray(draw.standard_normal((16, 16)) / 4, jnp.float32) for _ in range(2))
-    opened = trace(Program(call, w, {"a": (x,)}), tmp_path / "run")
+    opened = trace_program(Program(call, w, {"a": (x,)}), tmp_path / "run")
     assert {p.dtype for p in opened.record.points} >= {dtype}
-    compare(opened, Program(call, w, {"a": (x,)}))
+    compare_program(opened, Program(call, w, {"a": (x,)}))
     assert gate(opened.folder).exit_code == 0
 
 
@@ -824,12 +830,12 @@ def test_the_verbs_of_the_package_take_programs(own, tmp_path):
 def test_points_go_by_names_of_ones_own(own, tmp_path, capsys):
     names = {"q": "query~1", "query": "query", "weighted": "attended"}
     program = replace(own, steps=1, points=names)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     assert {"q", "weighted"} <= {p.name for p in opened.record.points}
     assert not {"query~1", "attended"} & {p.name for p in opened.record.points}
-    errors = compare(opened, program)
-    assert errors == compare(opened, replace(program, points=None))  # the run says what they are called
-    plain = compare(trace(replace(own, steps=1), tmp_path / "plain"), replace(own, steps=1))
+    errors = compare_program(opened, program)
+    assert errors == compare_program(opened, replace(program, points=None))  # the run says what they are called
+    plain = compare_program(trace_program(replace(own, steps=1), tmp_path / "plain"), replace(own, steps=1))
     other = {"query~1": "q", "attended": "weighted"}
     same = [msgspec.structs.replace(e, point=other.get(e.point, e.point), candidate="run") for e in plain]
     assert errors == same
@@ -868,7 +874,7 @@ def test_wrong_names_are_refused_in_a_line(text, words, tmp_path, capsys):
 
 
 def test_taps_of_ones_own_are_not_renamed(tmp_path):
-    tapped = replace(load(f"{EXAMPLES / 'tapped_decoder.py'}:program"), points={"q": "stream"})
+    tapped = replace(load_program(f"{EXAMPLES / 'tapped_decoder.py'}:program"), points={"q": "stream"})
     with pytest.raises(UserError, match="is the program's own"):
         points(tapped)
     assert command(["trace", "tiny", "--rename", "x.toml", "-o", str(tmp_path / "r")]) == 2
@@ -883,4 +889,4 @@ def test_a_callback_that_raises_is_the_users_error(tmp_path):
 
     program = Program(call, jnp.eye(4), {"a": (jnp.ones((3, 4)),)}, outputs=None)
     with pytest.raises(UserError, match=r"^a, call 0: the program does not run: ZeroDivisionError: of \(3, 4\)$"):
-        trace(program, tmp_path / "run")
+        trace_program(program, tmp_path / "run")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -15,7 +16,8 @@ from exams.exam_diagnose import MIDDLE
 from exams.mistakes import MISTAKES, Mistake, placed
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.caches import explain, explain_hashes
-from precaudit.interpreters.jaxpr.narrow import held
+from precaudit.errors import UserError
+from precaudit.interpreters.jaxpr.narrow import hold_narrow
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.models.configs import DecoderConfig
@@ -25,11 +27,11 @@ from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing import session
-from precaudit.recording.tracing.programs import row_hashes as on_device
-from precaudit.recording.tracing.programs import without
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.programs import hash_cache_rows as on_device
+from precaudit.recording.tracing.programs import without_slots
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.coverage import predicted_bytes
 from precaudit.schema.policies import Policy
 from precaudit.schema.prompts import Prompt
@@ -56,7 +58,7 @@ def altered(folder, phase, step, key, change):
     """Replace a tensor of prompt p0 by what ``change`` makes of it, as if it had been recorded so."""
     path = folder / "tensors" / f"p0.{phase}.{step}.safetensors"
     files = SafetensorsFiles.open([path], WORDS)
-    tensors = {k: np.array(files.read(k)) for k in files.entries}
+    tensors = {k: np.array(files.read_tensor(k)) for k in files.entries}
     new = tensors[key] = np.ascontiguousarray(change(tensors[key]))
     save_file(tensors, path)
 
@@ -72,7 +74,7 @@ def test_no_format_is_guessed(tmp_path):
     run = record(tmp_path / "run", select=Selection.parse(points="v", phases="prefill"))
     noise = 1 + 0.03 * np.random.default_rng(1).normal(size=1 << 16)
     altered(run.folder, "prefill", 0, "2.v", lambda x: (x * noise[: x.size].reshape(x.shape)).astype(x.dtype))
-    found = diagnose(run.folder, options=Options(accum=(), cache=tmp_path / "refs"))
+    found = diagnose(run.folder, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert (found.formula.unknown, found.formula.differs) == (None, ())
     first = found.findings[0]
     assert (first.kind, first.cause, first.point, first.layer) == ("unknown", "none reproduces it", "v", 2)
@@ -87,7 +89,7 @@ def asked(folder, mistake, points="attn_out"):
     how = TraceOptions(decode_steps=mistake.steps, batch=len(prompts))
     with placed():
         run = trace(subject, folder / "run", prompts, select, how)
-        return diagnose(run, select, Options(accum=(), cache=folder / "refs"), subject=subject)
+        return diagnose(run, select, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
 # Caches
@@ -143,7 +145,7 @@ def test_caches_are_hashed_between_the_first_and_the_last_step(six):
     assert run.record.bytes == sum(
         np.prod(p.shape) * (4 if p.dtype == "uint32" else FORMATS[p.dtype].dtype.itemsize) for p in run.points
     )
-    found = compare(run.folder, options=Options(accum=(), cache=folder / "refs"))
+    found = compare(run.folder, options=CompareOptions(accum=(), cache=folder / "refs"))
     state = [e for e in found.errors if e.kind == "state" and e.point != "resid_in"]
     assert Counter(e.step for e in state) == dict.fromkeys(range(7), 10)
     assert all((e.mismatched, e.unknown, e.rows) == (0, None, None) for e in state)
@@ -180,7 +182,7 @@ def test_a_run_of_before_without_hashes_is_as_it_was(six, tmp_path):
     del raw["requested"]["cache_hashes"], raw["requested"]["row_sums"]
     raw["hashes"]["points.jsonl"] = file_hash(folder / "points.jsonl")
     (folder / "run.json").write_text(json.dumps(raw))
-    found = compare(folder, options=Options(accum=(), cache=tmp_path / "refs"))
+    found = compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert {e.step for e in found.errors if e.kind == "state"} == {0, 6}
     assert gate(found).exit_code == 0
 
@@ -193,7 +195,7 @@ def test_hashes_that_are_not_there_are_missing(six, tmp_path):
     kept = [r for r in rows if (r["phase"], r["step"], r["layer"], r["point"]) != gone]
     (folder / "points.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
     reentered(folder, "points.jsonl", lambda _: None)
-    found = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = gate(compare(folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     assert [(v.status, v.phase, v.step, v.layer, v.point) for v in found.verdicts] == [("missing", *gone)]
 
 
@@ -301,7 +303,7 @@ def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, 
     select = Selection.parse(points="v,logits", phases="prefill")
     run = record(tmp_path / "run", prompts=["x = 1", LONG * 2], select=select)
     assert [n.bitwise for n in run.record.neutrality] == [True, False]
-    found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     if times is not None:
         told = [n for n in found.notes if n.startswith("capturing changed the prefill logits")]
         assert found.exit_code == 0
@@ -317,7 +319,7 @@ def test_a_phase_whose_neutrality_is_not_known_is_missing(tmp_path):
     path = run.folder / "run.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"neutrality": []}))
-    found = gate(compare(run.folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = gate(compare(run.folder, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     assert [(v.status, v.kind, v.phase) for v in found.verdicts] == [("missing", "neutrality", "prefill")]
 
 
@@ -336,7 +338,7 @@ def test_decode_begins_with_the_cache_of_prefill_without_its_last_row(dtype):
     """[L, B, S, G, K], and the scales of a quantised one [L, B, S, G]; each sequence ends at a slot of its own."""
     rows = np.arange(1, 2 * 3 * 4 * 2 * 5 + 1).reshape(2, 3, 4, 2, 5) % 100
     values, scales = rows.astype(FORMATS[dtype].dtype if dtype in FORMATS else dtype), rows[..., 0].astype(np.float32)
-    found = without(held({"k": values.copy(), "scale": scales.copy()}), np.asarray([3, 1, 0], np.int32))
+    found = without_slots(hold_narrow({"k": values.copy(), "scale": scales.copy()}), np.asarray([3, 1, 0], np.int32))
     for b, slot in enumerate((3, 1, 0)):
         values[:, b, slot] = 0
         scales[:, b, slot] = 0
@@ -346,6 +348,31 @@ def test_decode_begins_with_the_cache_of_prefill_without_its_last_row(dtype):
 
 def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(session, "without", lambda cache, slots: seen.append(slots.tolist()) or without(cache, slots))
+    monkeypatch.setattr(
+        session, "without_slots", lambda cache, slots: seen.append(slots.tolist()) or without_slots(cache, slots)
+    )
     run = record(tmp_path / "run", decode_steps=1)
     assert seen == [[len(run.prompts["p0"].tokens) - 1]]
+
+
+def test_a_run_by_prompt_is_its_lines_of_that_prompt(tmp_path):
+    """In memory or in their file, where a batch writes its prompts' lines in turn."""
+    record(tmp_path / "run", prompts=["def f(x):", "one two three"], batch=2, select=Selection.parse(layers="0"))
+    whole, filed = (open_run(tmp_path / "run", held=x) for x in (True, False))
+    prompts = [p.prompt for p in whole.points]
+    assert sum(a != b for a, b in pairwise(prompts)) > 2
+    for name in ("p0", "p1"):
+        for part in (run.by_prompt()(name) for run in (whole, filed)):
+            assert list(part.prompts) == [name]
+            assert part.points == [p for p in whole.points if p.prompt == name] != []
+            assert part.steps == [s for s in whole.steps if s.prompt == name] != []
+            assert (part.tensor(part.points[-1]) == whole.tensor(part.points[-1])).all()
+
+
+def test_a_file_that_changed_is_not_read_by_prompt(tmp_path):
+    record(tmp_path / "run", select=Selection.parse(layers="0", phases="prefill"))
+    part = open_run(tmp_path / "run", held=False).by_prompt()
+    with (tmp_path / "run" / "points.jsonl").open("ab") as f:
+        f.write(b" ")
+    with pytest.raises(UserError, match="changed while it was read"):
+        part("p0")

@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from precaudit.cli import run
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.unfinished import held
+from precaudit.recording.runs.unfinished import finished_prompts
 from precaudit.recording.runs.writer import Lines
 from precaudit.recording.tracing import trace as tracing
 from precaudit.schema.records.runs import PromptRecord
@@ -92,7 +92,7 @@ def checked(run):
 def test_a_resumed_run_is_the_run_that_was_not_cut_off(folder, whole, tmp_path, capfd, at, there):
     """``there``: prompts whose batch was written; the batch that was not whole runs again."""
     out = killed(folder, tmp_path / "run", at)
-    assert held(out) == (there, 5)
+    assert finished_prompts(out) == (there, 5)
     mine = {p: p.stat().st_mtime_ns for p in (out / "tensors").iterdir() if p.suffix == ".safetensors"}
     capfd.readouterr()
     assert run(asked(folder, out, "--resume")) == 0
@@ -126,7 +126,7 @@ def test_nothing_is_deleted_or_cut_behind_a_link(folder, cut, tmp_path, capfd, p
 def test_killed_again_while_it_resumes(folder, whole, cut, tmp_path):
     out = shutil.copytree(cut, tmp_path / "run")
     killed(folder, out, 10, "--resume")
-    assert held(out) == (4, 5)
+    assert finished_prompts(out) == (4, 5)
     assert run(asked(folder, out, "--resume")) == 0
     assert contents(out) == contents(whole)
 
@@ -200,7 +200,7 @@ def test_other_prompts_weights_versions_and_source_are_refused(folder, cut, tmp_
         patched.setattr(tracing, "computed_by", lambda _: "another")
         refused("precaudit's own source")
     with monkeypatch.context() as patched:
-        patched.setattr("precaudit.recording.tracing.manifest.versions", lambda: {"jax": "0.1"})
+        patched.setattr("precaudit.recording.tracing.manifest.number_versions", lambda: {"jax": "0.1"})
         refused("the version of jax (", "now 0.1)", "the version of numpy")
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--xla_dump_to=x")
@@ -245,9 +245,9 @@ def test_nothing_to_go_on_with(folder, tmp_path, capfd, there):
     assert (tmp_path / "run").exists() == there
 
 
-def test_a_program_is_not_resumed(tmp_path, capfd):
+def test_a_program_that_is_not_there_is_not_resumed(tmp_path, capfd):
     assert run(["trace", f"{tmp_path / 'x.py'}:program", "-o", str(tmp_path / "run"), "--resume"]) == 2
-    assert "--force in place of --resume" in capfd.readouterr().err
+    assert "no such file" in capfd.readouterr().err
 
 
 def test_a_run_of_other_parts_is_not_resumed(folder, cut, tmp_path, capfd):
@@ -261,7 +261,7 @@ def test_a_run_of_other_parts_is_not_resumed(folder, cut, tmp_path, capfd):
 def test_cut_off_when_all_is_written(folder, whole, tmp_path):
     with patch("precaudit.recording.runs.writer.sync", side_effect=Killed), pytest.raises(Killed):
         run(asked(folder, tmp_path / "run"))
-    assert held(tmp_path / "run") == (5, 5)
+    assert finished_prompts(tmp_path / "run") == (5, 5)
     assert run(asked(folder, tmp_path / "run", "--resume")) == 0
     assert contents(tmp_path / "run") == contents(whole)
     assert checked(tmp_path / "run") == checked(whole)

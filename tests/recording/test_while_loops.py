@@ -12,18 +12,20 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.diagnosis.evidence.effects import _shares
+from precaudit.diagnosis.evidence.effects import output_shares
 from precaudit.diagnosis.evidence.last_call import Last
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import plant, reap
-from precaudit.interpreters.jaxpr.bounded import bounded
+from precaudit.interpreters.jaxpr.bounded import bound_loops
 from precaudit.judging.rules import judge
 from precaudit.progress import silent
-from precaudit.recording.programs.loading import load
-from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.limits import default_limits
 from tests.helpers.paths import EXAMPLES
 
@@ -33,11 +35,11 @@ LOOP = f"{EXAMPLES / 'generation_loop.py'}:program"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The generation loop's run, compared: eleven iterations of case a, three of b; c is a with one fault."""
-    program = load(LOOP)
+    program = load_program(LOOP)
     program = replace(program, cases={**program.cases, "c": program.cases["a"]})
-    opened = trace(program, tmp_path_factory.mktemp("loop") / "run")
+    opened = trace_program(program, tmp_path_factory.mktemp("loop") / "run")
     bad = altered(opened, "attended", (3, 1))
-    return program, bad, compare(bad, program)
+    return program, bad, compare_program(bad, program)
 
 
 def altered(opened, point, at):
@@ -105,16 +107,16 @@ def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
         "embed": jnp.asarray(draw.standard_normal((5, 8)), jnp.bfloat16), "edge": jnp.float32(np.inf),
     }  # fmt: skip
     program = Program(sampled, params, {"a": (jnp.int32(4),)}, outputs="x")
-    stored = trace(program, tmp_path / "first").tensors("a", 0, "taps")["x"][0, 0].astype(np.float64)
+    stored = trace_program(program, tmp_path / "first").tensors("a", 0, "taps")["x"][0, 0].astype(np.float64)
     wide = {k: np.asarray(v, np.float64) for k, v in params.items()}
     exact = (wide["embed"][0] @ wide["w"] + wide["embed"][0])[0]
     assert stored != exact
     program = replace(program, params={**params, "edge": jnp.float32((float(stored) + exact) / 2)})
-    errors = compare(trace(program, tmp_path / "run"), program)
+    errors = compare_program(trace_program(program, tmp_path / "run"), program)
     assert all(0 < float(e.rel_l2) < 2.0**-6 for e in errors if e.kind == "forward" and e.point != "x.in")
     assert gate(tmp_path / "run").exit_code == 0
-    some = trace(program, tmp_path / "some", layers=(1, 3))
-    assert {e.layer for e in compare(some, program)} == {1, 3, None}
+    some = trace_program(program, tmp_path / "some", layers=(1, 3))
+    assert {e.layer for e in compare_program(some, program)} == {1, 3, None}
     assert gate(tmp_path / "some").exit_code == 0
     assert some.tensors("a", 0, "taps")["sampled.in"].shape == (2, 8)
 
@@ -138,9 +140,9 @@ def test_shares_of_every_iteration_leave_nothing_over(tmp_path):
     draw = np.random.default_rng(0)
     params = tuple(jnp.asarray(draw.standard_normal(shape) / 3, jnp.bfloat16) for shape in ((12, 12), (9, 12)))
     program = Program(greedy, params, {"a": (jnp.int32(1),)}, outputs="logits")
-    opened = trace(program, tmp_path / "run")
-    last = Last(opened, program, prepared(program, loops=opened.record.loops), "outputs.logits")
-    (found,) = _shares(last, ["a"], "margin", silent)
+    opened = trace_program(program, tmp_path / "run")
+    last = Last(opened, program, prepare_program(program, loops=opened.record.loops), "outputs.logits")
+    (found,) = output_shares(last, ["a"], "margin", silent)
     assert found.unknown is None
     assert float(found.explained) == pytest.approx(float(found.change), rel=1e-6)
     assert {s.layer for s in found.shares if s.point == "logits"} == set(range(opened.record.loops[0].iterations))
@@ -155,7 +157,7 @@ def doubled(x):
 
 @pytest.mark.parametrize("room", [2, 3, 5])
 def test_a_bounded_loop_gives_the_results_of_the_loop(room):
-    out, taps = jax.jit(reap(bounded(doubled, room)))(jnp.float32(1.5))
+    out, taps = jax.jit(reap(bound_loops(doubled, room)))(jnp.float32(1.5))
     assert float(out) == float(doubled(jnp.float32(1.5))) == 12.0
     assert taps["doubled"].tolist() == [3.0, 6.0, 12.0, 0.0, 0.0][:room]
     assert taps["doubled@taken"].tolist() == [True, True, True, False, False][:room]
@@ -168,16 +170,16 @@ def test_nested_loops_and_vmapped_ones():
 
         return lax.while_loop(lambda s: s[0] < 3, step, (1, x))[1]
 
-    _, taps = reap(bounded(outer, 4))(7)
+    _, taps = reap(bound_loops(outer, 4))(7)
     assert taps["inner"].tolist() == [[8, 9, 10, 0], [12, 14, 16, 18], [0] * 4, [0] * 4]
     assert taps["inner@taken"].tolist() == [[True] * 3 + [False], [True] * 4, [False] * 4, [False] * 4]
-    out, taps = reap(bounded(jax.vmap(doubled), 3))(jnp.array([2.0, 20.0]))
+    out, taps = reap(bound_loops(jax.vmap(doubled), 3))(jnp.array([2.0, 20.0]))
     assert out.tolist() == [16.0, 20.0]
     assert taps["doubled"].tolist()[:2] == [[4.0, 40.0], [8.0, 40.0]]
 
 
 def test_planted_iterations_have_their_own_errors():
-    f = bounded(doubled, 4, rest=False)
+    f = bound_loops(doubled, 4, rest=False)
     _, taps = reap(f)(jnp.float32(1.5))
     changed = taps["doubled"].at[1].add(0.5)
     with jax.enable_x64(True):
@@ -202,7 +204,7 @@ def test_loops_in_loops_and_in_calls_are_counted():
 
     w, x = jnp.eye(4) / 2, jnp.ones((2, 4))
     program = Program(call, w, {"a": (x, jnp.int32(3)), "b": (x, jnp.int32(5))})
-    assert sorted(prepared(program).iterations.values()) == [4, 5]
+    assert sorted(prepare_program(program).iterations.values()) == [4, 5]
     assert {p.stacked for p in points(program)} >= {(5, 4)}
 
 
@@ -211,7 +213,7 @@ def test_a_loop_that_never_runs_is_not_run_and_no_pass(tmp_path):
         return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] @ w), (0, x))[1] @ w
 
     program = Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)), jnp.int32(0))})
-    compare(trace(program, tmp_path / "run"), program)
+    compare_program(trace_program(program, tmp_path / "run"), program)
     judged = gate(tmp_path / "run")
     assert judged.exit_code == 3
     assert {v.status for v in judged.verdicts} == {"unknown"}
@@ -239,6 +241,6 @@ def test_a_loop_whose_end_rounding_decides_is_an_error_of_its_own(tmp_path, monk
     def call(w, x):
         return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ w), (0, x))[1]
 
-    monkeypatch.setattr("precaudit.recording.programs.preparing._counted", lambda *_: {"call": 2})
+    monkeypatch.setattr("precaudit.recording.programs.preparing._count_iterations", lambda *_: {"call": 2})
     with pytest.raises(UserError, match=r"took 2 iterations when they were counted and more when it was recorded"):
-        trace(Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}), tmp_path / "run")
+        trace_program(Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}), tmp_path / "run")

@@ -9,7 +9,8 @@ import pytest
 
 from precaudit.errors import UserError
 from precaudit.models.configs import from_config_json
-from precaudit.references.mapped import Input, ProgramNames, starts
+from precaudit.references.mapped import starts
+from precaudit.references.names_map import Input, ProgramNames
 from precaudit.references.slots import NEAR, Written, caches, lengths_of_pairs
 from tests.helpers.paths import CASES
 
@@ -66,7 +67,7 @@ def test_no_other_array_is_taken_for_a_cache():
 
 def test_lengths_of_pairs_do_not_depend_on_the_position():
     x = np.random.default_rng(2).standard_normal((CONFIG.kv_heads, CONFIG.head_dim))
-    half, angle = CONFIG.turned // 2, 0.7
+    half, angle = CONFIG.rotary_size // 2, 0.7
     a, b = x[:, :half], x[:, half:]
     turned = np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=1)
     np.testing.assert_allclose(lengths_of_pairs(turned, CONFIG), lengths_of_pairs(x, CONFIG))

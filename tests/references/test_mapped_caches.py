@@ -2,15 +2,18 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from precaudit.diagnosis.caches import name_cache
 from precaudit.errors import UserError
+from precaudit.models.checkpoints.opening import open_checkpoint
 from precaudit.models.numpy_decoder.earlier import Earlier
+from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.runs.programs import ProgramPoint
-from precaudit.references.cached import held
-from precaudit.references.formula import Shown, distance
+from precaudit.references.cached import read_caches
+from precaudit.references.formula import Shown, formula_numbers
 from precaudit.references.mapped import Pair, as_cache
 from precaudit.references.sequences import Tokens
 
@@ -39,11 +42,21 @@ def caches(sequences, change=lambda x: x):
             x[b, s.earlier.start : s.earlier.start + len(mine)] = mine
         values.append({"read_k": change(x)})
     book = SimpleNamespace(pairs=(PAIR,), where="names.toml")
-    return held(book, values, {(0, "k"): ROWS}, sequences, CALLS)
+    return read_caches(book, values, {(0, "k"): ROWS}, sequences, CALLS)
 
 
 def shown(found, sequences):
-    return Shown({}, {}, CALLS, sequences, found)
+    """Return caches beside what their rows are made of, which makes other rows than any of these."""
+    read = np.random.default_rng(1).standard_normal((B, 10, 8))
+    return Shown({}, {(0, "attn_norm"): read}, CALLS, sequences, found, {})
+
+
+def book():
+    """Return a textbook of G heads of K, with random weights [G K, 8] of every projection."""
+    config = open_checkpoint("tiny").config
+    small = msgspec.structs.replace(config, width=8, heads=2 * G, kv_heads=G, head_dim=K)
+    weights = np.random.default_rng(2).standard_normal((G * K, 8))
+    return SimpleNamespace(model=Model(small, lambda _: weights), config=small)
 
 
 @pytest.mark.parametrize("start", [0, 2])
@@ -54,8 +67,8 @@ def test_the_rows_of_all_positions_so_far_are_held_against_the_textbook(start):
     for x, many in ((first, (6, 4)), (last, (10, 8))):
         assert (x.positions >= 0).sum(axis=1).tolist() == [n + start for n in many]
     for x in (first, last):
-        assert distance(*x)["rel_l2"] == 0
-    assert name_cache(None, shown(found, sequences), PAIR) is None
+        assert formula_numbers(*x)["rel_l2"] == 0
+    assert name_cache(book(), shown(found, sequences), PAIR) is None
 
 
 def scaled(x):
@@ -70,24 +83,44 @@ def moved(x):
     return np.where((np.arange(S) == 5)[:, None, None], np.roll(x, 1, axis=1), x)
 
 
+def exchanged(x):
+    return x[::-1]
+
+
+def eight_bits(x):
+    scale = np.abs(x).max(-1, keepdims=True) / 127
+    return np.round(x / scale) * scale
+
+
+def noisy(x):
+    return np.where((np.arange(S) == 7)[:, None, None], x + np.sin(x), x)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "says"),
     [
         (scaled, "semantics", "it is times 1.25 from slot 8 on, page 2 of 4 slots each"),
-        (emptied, "state", "slot 3 of the cache holds nothing"),
-        (moved, "semantics", "slot 5 of the cache holds other rows than were made"),
+        (emptied, "state", "rows 3 are zero: never written, or not read"),
+        (moved, "state", "row 5 holds row 4; 1 rows differ"),
+        (
+            exchanged,
+            "state",
+            "rows 0 to 7 (8) hold the rows from 0 on of prompt a, row 1, which ran in the same batch; 10 rows differ",
+        ),
+        (eight_bits, "format", "the cached rows are quantised to 8 bits, one scale a head and row"),
+        (noisy, "semantics", "slot 7 of the cache holds other rows than were made"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_what_a_slot_holds_instead_is_named(change, kind, says):
     sequences = tokens()
-    found = name_cache(None, shown(caches(sequences, change), sequences), PAIR)
+    found = name_cache(book(), shown(caches(sequences, change), sequences), PAIR, case="a")
     assert (found.kind, found.says) == (kind, says)
 
 
 def test_a_cache_of_fewer_slots_or_another_shape_is_refused():
     with pytest.raises(UserError, match=r"names.toml: \[points\] k_cache: 'read_k' has 12 slots for 13 positions"):
-        held(
+        read_caches(
             SimpleNamespace(pairs=(PAIR,), where="names.toml"), [{"read_k": np.zeros((B, S, G, K))}],
             {(0, "k"): np.zeros((B, 13, G, K))}, tuple(Tokens(r, r) for r in [np.arange(13)] * 2), [slice(0, 13)],
         )  # fmt: skip

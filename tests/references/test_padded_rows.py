@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.references.formula import Rests, distance, sentences
+from precaudit.references.formula import Rests, formula_notes, formula_numbers
 from precaudit.references.padding import as_rows
 
 
@@ -25,21 +25,21 @@ def test_padding_is_in_no_number_and_counted():
     seen = expected.copy()
     seen[0, 2] = np.nan  # padding
     seen[1, 1] *= 1.01
-    found = distance(seen, expected, np.asarray([[4, 5, -1], [0, 1, 2]]))
+    found = formula_numbers(seen, expected, np.asarray([[4, 5, -1], [0, 1, 2]]))
     assert (found["n"], found["excluded"], found["nonfinite"]) == (20, 4, 0)
     assert found["scopes"]["token"]["rel_l2"] == (pytest.approx(0.01), 1)
     assert found["scopes"]["row"]["rel_l2"][1] == 1
-    assert distance(seen, expected, np.full((2, 3), -1)) == {"skipped": "all of its rows are padding"}
-    assert distance(seen[1:], expected[1:])["scopes"].keys() == {"token"}
+    assert formula_numbers(seen, expected, np.full((2, 3), -1)) == {"skipped": "all of its rows are padding"}
+    assert formula_numbers(seen[1:], expected[1:])["scopes"].keys() == {"token"}
 
 
 def test_what_formula_records_rest_on_is_said():
-    assert sentences([Rests(0, frozenset(), True)]) == ()
-    assert sentences([Rests(1, frozenset(), True)]) == (
+    assert formula_notes([Rests(0, frozenset(), True)]) == ()
+    assert formula_notes([Rests(1, frozenset(), True)]) == (
         "1 padding row is read by no other row: it is not judged against the textbook",
     )
-    some = sentences([Rests(2, frozenset({4}), True), Rests(3, frozenset({6}), False)])
+    some = formula_notes([Rests(2, frozenset({4}), True), Rests(3, frozenset({6}), False)])
     assert some[0].startswith("5 padding rows are read by no other row")
     assert some[1].startswith("sequences start at positions 4, 6; the keys before are not known")
-    known = sentences([Rests(0, frozenset({4}), True)])
+    known = formula_notes([Rests(0, frozenset({4}), True)])
     assert known == ("sequences start at position 4; keys and values before are those in the first call's caches",)

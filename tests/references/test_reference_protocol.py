@@ -9,13 +9,13 @@ import precaudit
 from precaudit import Program
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.progress import silent
-from precaudit.recording.programs.own import prefill_of
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.own import prefill_call
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.references.comparison.against import errors_of
-from precaudit.references.comparison.programs import compare, traced_program
-from precaudit.references.comparison.selected import resolve
+from precaudit.references.comparison.against import place_errors
+from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.comparison.selected import resolve_selection
 from precaudit.references.textbook.reference import Textbook
 from precaudit.references.traced.reference import Traced
 from precaudit.schema.places import Place
@@ -42,13 +42,13 @@ def scanned(tmp_path_factory):
         return jax.lax.scan(layer, x, w)[0]
 
     program = Program(call, weights, {"a": (x,)}, outputs="y")
-    opened = trace(program, tmp_path_factory.mktemp("scanned") / "run")
-    return program, opened, compare(opened, program), np.asarray(weights, np.float64), np.asarray(x, np.float64)
+    opened = trace_program(program, tmp_path_factory.mktemp("scanned") / "run")
+    return program, opened, compare_program(opened, program), np.asarray(weights, np.float64), np.asarray(x, np.float64)
 
 
 def test_a_program_s_own_reference_is_fp64_of_the_whole_at_every_step(scanned):
     program, opened, errors, weights, x = scanned
-    reference = Traced(opened, *traced_program(opened, program), silent, kept=True)
+    reference = Traced(*traced_entries(opened, program)[0], silent, kept=True)
     for layer in range(LAYERS):
         mixed = np.tanh(x) @ weights[layer]
         found = reference.values(Place("a", PROGRAM_CALL, 0, layer, "mixed"))
@@ -58,12 +58,12 @@ def test_a_program_s_own_reference_is_fp64_of_the_whole_at_every_step(scanned):
     assert reference.values(Place("a", PROGRAM_CALL, 0, 0, "nothing")) is None
     assert reference.values(Place("a", PROGRAM_CALL, 7, 0, "mixed")) is None
     places = dict.fromkeys(Place(e.prompt, e.phase, e.step, e.layer, e.point) for e in errors)
-    assert list(errors_of(reference, places)) == errors
+    assert list(place_errors(reference, places)) == errors
 
 
 def test_values_are_kept_where_they_are_asked_for_alone(scanned):
     program, opened, *_ = scanned
-    reference = Traced(opened, *traced_program(opened, program), silent)
+    reference = Traced(*traced_entries(opened, program)[0], silent)
     assert reference.values(Place("a", PROGRAM_CALL, 0, 0, "mixed")) is None
 
 
@@ -75,11 +75,11 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
     )
     recorded = Recorded.of(run)
     checkpoint = open_checkpoint("tiny").with_weights(run.record.policy["weights"])
-    selected = resolve(recorded, None, ())
+    selected = resolve_selection(recorded, None, ())
     book = Textbook.of(recorded, selected, checkpoint, tmp_path / "cache", silent)
-    program = prefill_of(subject, {"a": np.asarray(TOKENS)})
-    opened = trace(program, tmp_path / "program")
-    own = Traced(opened, *traced_program(opened, program), silent, kept=True)
+    program = prefill_call(subject, {"a": np.asarray(TOKENS)})
+    opened = trace_program(program, tmp_path / "program")
+    own = Traced(*traced_entries(opened, program)[0], silent, kept=True)
     for point in ("q", "attn_out", "mlp_out"):
         for layer in range(subject.config.layers):
             expected = np.asarray(book.values(Place("a", "prefill", 0, layer, point)))[: len(TOKENS)]
@@ -91,7 +91,7 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
 def test_without_weights_the_textbook_s_forward_is_unknown(tmp_path):
     run = precaudit.trace("tiny", tmp_path / "run", [Prompt(id="a", tokens=TOKENS)], Selection(points=("q",)))
     recorded = Recorded.of(run)
-    book = Textbook.of(recorded, resolve(recorded, None, ()), None, tmp_path / "cache", silent)
+    book = Textbook.of(recorded, resolve_selection(recorded, None, ()), None, tmp_path / "cache", silent)
     place = Place("a", "prefill", 0, 1, "q")
     assert book.values(place) is None
     assert [e.unknown for e in book.forward(place)] == ["weights"]

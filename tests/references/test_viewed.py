@@ -10,23 +10,24 @@ import pytest
 from exams.as_program import CACHES, MAP
 from exams.mistakes import heads_interleaved, longer, rope_tables_in_bf16, scores_in_bf16
 from precaudit import gate
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import attend, cache_read
-from precaudit.recording.programs.own import decode_of, prefill_of
-from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.programs.own import decode_of, prefill_call
+from precaudit.recording.programs.tracing import trace_program as trace_program
 from precaudit.recording.runs.programs import open_program_run, write_manifest
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.announced import NOT_MADE, NOT_SHOWN, announced_errors
-from precaudit.references.comparison.programs import compare
-from precaudit.references.mapped import Names, names_of, textbook_of
-from precaudit.references.textbook.local import Emulations, local_errors
-from precaudit.references.viewed import viewed
-from precaudit.reports.program import sentences
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.mapped import textbook_of
+from precaudit.references.names_map import Names, names_of
+from precaudit.references.textbook.local import LocalEmulations, local_errors
+from precaudit.references.viewed import view_case
+from precaudit.reports.program import program_sentences
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import load_policy, recorded_policy
@@ -52,15 +53,15 @@ def subject(policy="bf16", **parts):
 def test_a_program_has_the_records_that_a_model_s_run_has(tmp_path):
     """Prefill of the same tokens: the tensors have the same bits, and so has every number of their local records."""
     of = subject()
-    program = prefill_of(of, {"a": IDS})
+    program = prefill_call(of, {"a": IDS})
     opened = trace_program(program, tmp_path / "program")
     prompt = [Prompt(id="a", tokens=tuple(int(i) for i in IDS))]
-    run = trace(of, tmp_path / "model", prompt, Selection.parse(points="all", phases="prefill"), Options())
+    run = trace(of, tmp_path / "model", prompt, Selection.parse(points="all", phases="prefill"), TraceOptions())
     recorded = Recorded.of(run)
     book = textbook_of(names(tmp_path), program, opened)
-    view = viewed(opened, book, "a")
+    view = view_case(opened, book, "a")
     assert view.requested.points == tuple(p for p in present(False) if not POINTS[p].state)
-    emulations = Emulations(recorded_policy(run.record), ())
+    emulations = LocalEmulations(recorded_policy(run.record), ())
     compared = 0
     for _, place in view.places():
         theirs = recorded.tensor(*place)
@@ -74,14 +75,14 @@ def test_a_program_has_the_records_that_a_model_s_run_has(tmp_path):
     assert compared == 14 * of.config.layers + 1  # all but resid_in, which no operation makes; and the last norm
 
 
-@pytest.mark.parametrize("of", [prefill_of, decode_of])
+@pytest.mark.parametrize("of", [prefill_call, decode_of])
 def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
-    ids = np.stack([IDS, IDS[::-1]]) if of is prefill_of else IDS[:8]
+    ids = np.stack([IDS, IDS[::-1]]) if of is prefill_call else IDS[:8]
     program = of(subject(), {"a": ids})
     opened = trace_program(program, tmp_path / "run")
     book = textbook_of(names(tmp_path, CACHES if of is decode_of else ""), program, opened)
-    view = viewed(opened, book, "a")
-    errors = list(announced_errors(view, book, "a"))
+    view = view_case(opened, book, "a")
+    errors = list(announced_errors(view, book, "a", "call"))
     assert {e.kind for e in errors} == {"policy"}
     assert {judge(e, default_limits()).status for e in errors} == {"pass"}
     made = {(e.point, e.step) for e in errors}
@@ -98,14 +99,14 @@ def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
     ],
 )
 def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, point, cause, tmp_path):
-    program = prefill_of(subject(policy, scores=scores), {"a": IDS})
+    program = prefill_call(subject(policy, scores=scores), {"a": IDS})
     opened = trace_program(program, tmp_path / "run")
-    compare(opened, program, names(tmp_path))
+    compare_program(opened, program, names(tmp_path))
     judged = gate(opened.folder)
     assert judged.exit_code == 1
     told = {(v.point, v.status) for v in judged.verdicts if v.kind == "policy" and v.point in ("scores", "attn_out")}
     assert told == {("scores", "fail"), ("attn_out", "input suspect")}
-    found = diagnose(opened, program).findings
+    found = diagnose_program(opened, program).findings
     assert {(f.point, f.cause) for f in found} == {(point, cause)}
     assert found[0].layers == (0, 1, 2)
     assert f"{point} of layer 0" in found[0].says
@@ -123,46 +124,46 @@ def test_what_a_program_s_cache_holds_is_named_as_a_model_s(read, kind, cause, s
     of = subject(cache_read=lambda cache, layer: read(cache_read(cache, layer)))
     program = decode_of(of, {"a": IDS[:5]})
     opened = trace_program(program, tmp_path / "run")
-    compare(opened, program, names(tmp_path, CACHES))
+    compare_program(opened, program, names(tmp_path, CACHES))
     assert gate(opened.folder).exit_code == 1
-    found = diagnose(opened, program).findings
+    found = diagnose_program(opened, program).findings
     assert {(f.point, f.kind, f.cause) for f in found} == {(p, kind, cause) for p in ("k_cache", "v_cache")}
     assert all(f.layers == (0, 1, 2) and says in f.says for f in found)
 
 
 def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path):
     """RoPE's tables in bfloat16 cost less than the formats that the program stores: without a policy it passes."""
-    program = replace(prefill_of(subject(rope=rope_tables_in_bf16), {"a": IDS}), policy=None)
+    program = replace(prefill_call(subject(rope=rope_tables_in_bf16), {"a": IDS}), policy=None)
     opened = trace_program(program, tmp_path / "run")
-    errors = compare(opened, program, names(tmp_path))
+    errors = compare_program(opened, program, names(tmp_path))
     assert not [e for e in errors if e.kind == "policy"]
     assert gate(opened.folder).exit_code == 0
-    assert not diagnose(opened, program).findings
+    assert not diagnose_program(opened, program).findings
 
 
 def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
     """Norms read the stream as it was before it was rounded: without what made that, they are no fault."""
-    program = prefill_of(subject(), {"a": IDS})
+    program = prefill_call(subject(), {"a": IDS})
     opened = trace_program(program, tmp_path / "run")
     path = tmp_path / "map.toml"
     path.write_text(MAP.read_text().replace('resid_in = "resid_in"\n', ""))
-    errors = compare(opened, program, Names(path, MODEL / "config.json"))
+    errors = compare_program(opened, program, Names(path, MODEL / "config.json"))
     left = {(e.point, e.skipped) for e in errors if e.kind == "policy" and e.skipped is not None}
     assert left == {("attn_norm", NOT_SHOWN), ("resid_mid", NOT_SHOWN), ("mlp_norm", NOT_MADE)}
     assert gate(opened.folder).exit_code == 0
-    assert not diagnose(opened, program).findings
-    (said,) = (s for s in sentences(opened, errors) if s.startswith("Policy"))
+    assert not diagnose_program(opened, program).findings
+    (said,) = (s for s in program_sentences(opened, errors) if s.startswith("Policy"))
     assert said.startswith("Policy bf16: 35 operations are what it makes of the recorded inputs; 9 more are not judged")
 
 
 @pytest.mark.parametrize("shown", ["v", "q"])  # of another size; of a size that would do, rows not before keys
 def test_scores_of_another_shape_are_refused_with_their_axes(shown, tmp_path):
-    program = prefill_of(subject(), {"a": IDS})
+    program = prefill_call(subject(), {"a": IDS})
     opened = trace_program(program, tmp_path / "run")
     path = tmp_path / "map.toml"
     path.write_text(MAP.read_text().replace('scores = "scores"', f'scores = "{shown}"'))
     with pytest.raises(UserError, match=r"is not \[1, 6, 20\] and keys .* give its axes"):
-        viewed(opened, textbook_of(Names(path, MODEL / "config.json"), program, opened), "a")
+        view_case(opened, textbook_of(Names(path, MODEL / "config.json"), program, opened), "a")
 
 
 def test_a_map_that_is_not_there_is_told_before_anything_is_written(tmp_path):
@@ -171,7 +172,7 @@ def test_a_map_that_is_not_there_is_told_before_anything_is_written(tmp_path):
 
 
 def test_a_policy_by_its_name_is_that_policy():
-    program = prefill_of(subject("fp32-highest"), {"a": IDS})
+    program = prefill_call(subject("fp32-highest"), {"a": IDS})
     assert replace(program, policy="fp32-highest").policy == load_policy("fp32-highest")
     with pytest.raises(UserError, match="unknown policy 'bf61'"):
         replace(program, policy="bf61")
@@ -182,7 +183,7 @@ def test_a_policy_by_its_name_is_that_policy():
     [({"scores": "float7"}, "float7"), ({"nonsense": "bfloat16"}, "unknown policy key 'nonsense'"), ({}, None)],
 )
 def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, says, tmp_path):
-    opened = trace_program(prefill_of(subject(), {"a": IDS[:2]}), tmp_path / "run")
+    opened = trace_program(prefill_call(subject(), {"a": IDS[:2]}), tmp_path / "run")
     altered = msgspec.structs.replace(opened.record, policy=policy)
     write_manifest(opened.folder, altered)
     if says is None:  # what is not said is as in the policy bf16
@@ -195,10 +196,12 @@ def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, sa
 def test_of_a_batch_the_sequence_that_is_off_is_told(tmp_path):
     """A fault in the second row alone is in the record of its place."""
     of = subject(attend=lambda p, v, a: attend(p, v, a).at[1:].multiply(1.1))
-    opened = trace_program(program := prefill_of(of, {"a": np.stack([IDS, IDS])}), tmp_path / "run")
+    opened = trace_program(program := prefill_call(of, {"a": np.stack([IDS, IDS])}), tmp_path / "run")
     book = textbook_of(names(tmp_path), program, opened)
     off = [
-        e for e in announced_errors(viewed(opened, book, "a"), book, "a") if judge(e, default_limits()).status == "fail"
+        e
+        for e in announced_errors(view_case(opened, book, "a"), book, "a", "call")
+        if judge(e, default_limits()).status == "fail"
     ]
     assert {e.point for e in off} == {"attn_out"}
 
@@ -208,20 +211,20 @@ def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
     of = subject()
     layers = of.parameters["layers"]
     of.__dict__["parameters"] = of.parameters | {"layers": layers | {"wv": layers["wv"][jnp.asarray([1, 0, 2])]}}
-    honest = prefill_of(of, {"a": IDS})
+    honest = prefill_call(of, {"a": IDS})
     for weights, causes in ((str(MODEL), {"weights of layer 1", "weights of layer 0"}), (None, set())):
         program = replace(honest, weights=weights)
         opened = trace_program(program, tmp_path / "run", force=True)
-        compare(opened, program, names(tmp_path))
-        assert {f.cause for f in diagnose(opened, program).findings} == causes
+        compare_program(opened, program, names(tmp_path))
+        assert {f.cause for f in diagnose_program(opened, program).findings} == causes
 
 
 def test_a_formula_stands_before_the_number_that_fits_what_its_constant_leaves(tmp_path):
     """1/√(K+1) in float32 leaves 3e-8; a scale of 0.942809 leaves less, and nobody wrote that."""
-    program = replace(prefill_of(subject(scores=longer), {"a": IDS}), policy=None)
+    program = replace(prefill_call(subject(scores=longer), {"a": IDS}), policy=None)
     opened = trace_program(program, tmp_path / "run")
     path = tmp_path / "map.toml"
     path.write_text(MAP.read_text().replace('scores = "scores"\nprobs = "probs"\n', ""))
-    compare(opened, program, Names(path, MODEL / "config.json"))
-    (found,) = diagnose(opened, program).findings
+    compare_program(opened, program, Names(path, MODEL / "config.json"))
+    (found,) = diagnose_program(opened, program).findings
     assert (found.point, found.cause) == ("attn_out", "scale 1/√(K+1)")

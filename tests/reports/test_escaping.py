@@ -15,12 +15,15 @@ from precaudit.cli import run
 from precaudit.judging.gate import gate
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
-from precaudit.reports import junit, markdown, pull_request
-from precaudit.reports.escaping import code, terminal, workflow, xml
-from precaudit.reports.escaping import markdown as escaped
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.reports import annotations, junit
+from precaudit.reports.comparison import comparison_page
+from precaudit.reports.escaping import code_span, terminal_line, workflow, xml
+from precaudit.reports.escaping import escape_markdown as escaped
+from precaudit.reports.gate import gate_report
+from precaudit.reports.pages import as_markdown
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from tests.helpers.hostile import HOSTILE, MARKDOWN, texts
@@ -28,7 +31,7 @@ from tests.helpers.hostile import HOSTILE, MARKDOWN, texts
 
 @given(texts)
 def test_a_terminal_line_acts_on_nothing(text):
-    line = terminal(text)
+    line = terminal_line(text)
     assert line.isprintable()
     assert not re.search(r"::\w|##\[", line)
 
@@ -67,7 +70,7 @@ def test_markdown_shows_text_as_text(text):
 
 @given(texts)
 def test_a_code_span_is_one(text):
-    tokens = MARKDOWN.parse(f"a {code(text)} b")
+    tokens = MARKDOWN.parse(f"a {code_span(text)} b")
     children = [c.type for t in tokens if t.type == "inline" for c in t.children]
     assert children == ["text", "code_inline", "text"]
 
@@ -79,7 +82,7 @@ def hostile(tmp_path_factory):
     made = trace(
         load("tiny", "bf16", None, "cpu"), folder / "run", [Prompt(id=HOSTILE, prompt="x = 1")], select, TraceOptions(0)
     )
-    return compare(made, options=Options(accum=(), cache=folder / "refs"))
+    return compare(made, options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
 def test_a_hostile_prompt_id_reaches_no_report(hostile, capfd):
@@ -93,25 +96,28 @@ def test_a_hostile_prompt_id_reaches_no_report(hostile, capfd):
         for line in out.splitlines():
             assert not line.lstrip().startswith(("::add", "::stop")), line
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
-    shown = [t for t in MARKDOWN.parse(markdown.render(hostile)) if t.type in ("inline", "html_block")]
+    shown = [
+        t for t in MARKDOWN.parse(as_markdown(comparison_page(hostile), 1, None)) if t.type in ("inline", "html_block")
+    ]
     assert not [t for t in shown if t.type == "html_block"]
     assert not {c.type for t in shown for c in t.children} & {"html_inline", "image", "link"}
 
 
 def test_the_tables_of_a_report_are_tables_to_a_reader(hostile):
-    found = [t.type for t in MARKDOWN.parse(markdown.render(hostile))]
-    assert found.count("table_open") == markdown.render(hostile).count("\n## ") > 1
+    text = as_markdown(comparison_page(hostile), 1, None)
+    found = [t.type for t in MARKDOWN.parse(text)]
+    assert found.count("table_open") == text.count("\n## ") > 1
 
 
 def test_a_hostile_verdict_reaches_no_report(hostile):
     found = gate(hostile)
     v = Verdict.of(next(e for e in hostile.errors if e.kind == "local"), "unknown", text=HOSTILE)
     j = replace(found, verdicts=(v,))
-    assert ElementTree.fromstring(junit.render(j)).find(".//testcase") is not None
+    assert ElementTree.fromstring(junit.render_junit(j)).find(".//testcase") is not None
     assert all(
-        re.fullmatch(r"::(error|warning) title=precaudit [a-z ]+::[^\n\r]*", a) for a in pull_request.annotations(j)
+        re.fullmatch(r"::(error|warning) title=precaudit [a-z ]+::[^\n\r]*", a) for a in annotations.annotations(j)
     )
-    shown = [t for t in MARKDOWN.parse(pull_request.markdown(j)) if t.type in ("inline", "html_block")]
+    shown = [t for t in MARKDOWN.parse(as_markdown(gate_report(j, "run"))) if t.type in ("inline", "html_block")]
     assert not {c.type for t in shown for c in t.children or ()} & {"html_inline", "image", "link"}
 
 

@@ -21,7 +21,7 @@ from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.reports import exports
-from precaudit.reports.escaping import csv as cell
+from precaudit.reports.escaping import csv_cell as cell
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.errors import ErrorRecord
@@ -56,7 +56,7 @@ def export(*arguments):
 
 def errors_of(folder):
     if (folder / "program.json").is_file():
-        from precaudit.judging.programs import errors_of as read
+        from precaudit.judging.programs import program_errors as read
         from precaudit.recording.runs.programs import open_program_run
 
         return read(open_program_run(folder))
@@ -128,7 +128,7 @@ def test_tables_in_parts_are_the_table(which, request, tmp_path, monkeypatch):
     whole = errors_frame(errors_of(source))
     monkeypatch.setattr(exports, "ROWS", 3)
     assert export(source, "--csv", tmp_path / "errors.csv", "--parquet", tmp_path / "errors.parquet") == 0
-    assert (tmp_path / "errors.csv").read_bytes() == exports.csv(whole)
+    assert (tmp_path / "errors.csv").read_bytes() == exports.frame_csv(whole)
     pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "errors.parquet"), whole)
 
 
@@ -137,7 +137,7 @@ def test_negative_and_missing_numbers_stay_numbers():
         prompt="-1", phase="prefill", step=0, layer=3, point="q", kind="local", candidate="c", reference="r",
         gain=-0.5, rel_l2="nan", max_diff="inf",
     )  # fmt: skip
-    row = next(format_of.DictReader(io.StringIO(exports.csv(errors_frame([e])).decode())))
+    row = next(format_of.DictReader(io.StringIO(exports.frame_csv(errors_frame([e])).decode())))
     assert (row["prompt"], row["gain"], row["rel_l2"], row["max_diff"], row["mae"]) == ("'-1", "-0.5", "", "inf", "")
 
 
@@ -244,4 +244,4 @@ def test_compare_comes_first(tmp_path, capfd):
     assert f"was not compared yet: precaudit compare {tmp_path / 'own'}" in capfd.readouterr().err
     assert not Path(tmp_path / "e.csv").exists()
     with pytest.raises(UserError, match="exists"):
-        exports.free(tmp_path)
+        exports.require_free(tmp_path)

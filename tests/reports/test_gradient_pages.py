@@ -8,11 +8,20 @@ import pytest
 
 from precaudit.checks.gradients.check import gradcheck
 from precaudit.cli import run
-from precaudit.reports.gradient_pages import SHOWN, as_html, as_markdown
-from precaudit.reports.gradients import cases, failures
+from precaudit.reports import pages
+from precaudit.reports.gradients import cases_table, failures, gradient_report
+from precaudit.reports.pages import SHOWN
 from tests.helpers.hostile import BAD, HOSTILE, MARKDOWN, TAGS, Page, tables
 
 X = np.random.default_rng(0).standard_normal(24).astype(np.float32)
+
+
+def as_markdown(c):
+    return pages.as_markdown(gradient_report(c))
+
+
+def as_html(c):
+    return pages.as_html(gradient_report(c))
 
 
 def plain(x):
@@ -35,7 +44,7 @@ def mistaken():
 
 def test_the_markdown_has_the_verdict_and_tables(honest, mistaken):
     text = as_markdown(honest)
-    assert text.startswith("### precaudit gradcheck: mine\n\n✓ ")
+    assert text.startswith("### precaudit gradcheck: `mine`\n\n✓ ")
     (distances,) = tables(text)
     assert [row[:2] for row in distances[1:]] == [[a, s] for a in ("out", "dx") for s in ("kernel", "reference")]
     distances, wrong = tables(as_markdown(mistaken))
@@ -64,9 +73,9 @@ def test_the_page_is_whole_and_without_a_script(honest, mistaken):
     assert not [v for k, v in page.attributes if k in ("src", "href") and v != "data:,"]
     page = Page(as_html(mistaken))
     assert "What does not pass" in page.said["text"]
-    for row in cases(mistaken).rows:
+    for row in cases_table(mistaken).rows:
         assert all(cell in page.said["text"] for cell in row[1:])
-    assert "fail" in cases(mistaken).rows[0][1]
+    assert "fail" in cases_table(mistaken).rows[0][1]
 
 
 def test_text_of_others_acts_nowhere(mistaken):

@@ -23,27 +23,27 @@ from precaudit.cli import run
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.programs.tracing import trace_program as trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.written import recall
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
-from precaudit.references.comparison.programs import compare as compare_program
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.programs import compare_program as compare_program
 from precaudit.reports import charts, html
 from precaudit.reports.cells import cells, story
-from precaudit.reports.escaping import html as escaped
+from precaudit.reports.escaping import escape_html as escaped
 from precaudit.reports.escaping import plain, script
-from precaudit.reports.gathered import gather
-from precaudit.reports.meanings import meaning, words
-from precaudit.reports.tokens import fed, text_of, worst
-from precaudit.schema.glossary import explained
+from precaudit.reports.gathered import gather_run
+from precaudit.reports.meanings import SHOWN, meaning
+from precaudit.reports.tokens import text_of, token_ids, worst_ratios
+from precaudit.schema.glossary import look_up
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
-from tests.helpers.hostile import BAD, TAGS, Page, texts
+from tests.helpers.hostile import BAD, MARKDOWN, TAGS, Page, texts
 
 
 def write_diagnosis(folder, text, manifest="run.json"):
@@ -79,7 +79,7 @@ def honest(tmp_path_factory):
     select = Selection.parse(layers="3:5", points="all", phases="prefill,decode")
     prompts = [Prompt(id="a", prompt="x = 1"), Prompt(id=BAD, prompt=f"y {BAD[:40]}")]
     made = trace(load("tiny", "bf16", None, "cpu"), folder / "run", prompts, select, TraceOptions(2))
-    compare(made, options=Options(accum=(), cache=folder / "refs"))
+    compare(made, options=CompareOptions(accum=(), cache=folder / "refs"))
     return folder / "run"
 
 
@@ -112,7 +112,7 @@ def inert(text):
 # What cannot act
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts)
 def test_an_html_text_is_text(text):
     page = Page(f'<p title="{escaped(text)}">{escaped(text)}</p>')
@@ -122,7 +122,7 @@ def test_an_html_text_is_text(text):
     assert not re.search(r"::\w|##\[", escaped(text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts)
 def test_json_in_a_script_is_json_and_ends_nothing(text):
     made = script({"a": [text, 1, None], text: True})
@@ -158,8 +158,8 @@ def test_no_script_but_the_page_s_own_runs(honest):
 
 
 def test_an_honest_run_before_diagnosis(honest):
-    found = gather(honest)
-    page = inert(html.page(found))
+    found = gather_run(honest)
+    page = inert(html.gathered_page(found))
     said = page.said["text"]
     assert f"rounding explains all {found.judgement.counts['pass']:,} errors that were judged." in said
     assert f"precaudit diagnose {honest}" in said
@@ -175,18 +175,18 @@ def test_findings_that_the_verdict_contradicts_are_of_something_else(honest, tmp
     """They were written of a part of the run, or before its reference was mended."""
     shutil.copytree(honest, tmp_path / "run")
     write_diagnosis(tmp_path / "run", "told")
-    (kept,) = gather(tmp_path / "run").findings
+    (kept,) = gather_run(tmp_path / "run").findings
     assert kept.says == "told"
     write_lines(tmp_path / "run" / "findings.jsonl", [msgspec.structs.replace(kept, rel_l2=0.1)])
-    found = gather(tmp_path / "run")
+    found = gather_run(tmp_path / "run")
     assert found.findings is None
     assert html._verdict(found).mark == "✓"
     write_lines(tmp_path / "run" / "findings.jsonl", [])
-    assert gather(tmp_path / "run").findings == ()
+    assert gather_run(tmp_path / "run").findings == ()
 
 
 def test_what_is_not_known_is_no_success(honest):
-    found = gather(honest)
+    found = gather_run(honest)
     unknown = Verdict.of(found.errors[1], "unknown", text="no weights")
     j = replace(found.judgement, verdicts=(unknown,), counts={"unknown": 1, "pass": 9})
     assert html._verdict(replace(found, judgement=j)).mark == "?"
@@ -234,20 +234,20 @@ def test_charts_are_plotted_from_python(honest):
 
 
 def test_a_program_s_errors_are_plotted_too(program_run):
-    assert precaudit.plot(gather(program_run).errors).to_dict()["data"]["values"]
+    assert precaudit.plot(gather_run(program_run).errors).to_dict()["data"]["values"]
 
 
 def test_tokens_are_text_where_the_tokenizer_is_the_runs_own(honest):
     found = recall(honest)
     text = text_of(found.run)
     assert text(found.run.prompts["a"].tokens) == "x = 1"
-    assert any("=" in t.before + t.text + t.after for t in worst(found, text) if t.prompt == "a")
-    ids = fed(found.run, "a")
+    assert any("=" in t.before + t.text + t.after for t in worst_ratios(found, text) if t.prompt == "a")
+    ids = token_ids(found.run, "a")
     assert [ids[i] for i in range(5)] == list(b"x = 1")
     assert len(ids) > 5  # those that were generated
     other = replace(found.run, prompts={"a": msgspec.structs.replace(found.run.prompts["a"], text="another text")})
     assert text_of(other) is None
-    assert all(re.fullmatch(r"[\d ]*", t.before) for t in worst(found, None))
+    assert all(re.fullmatch(r"[\d ]*", t.before) for t in worst_ratios(found, None))
 
 
 def test_the_tokens_with_the_largest_ratios_are_told(honest):
@@ -260,22 +260,22 @@ def test_the_tokens_with_the_largest_ratios_are_told(honest):
         for i in range(8) for t in range(50)
     ]  # fmt: skip
     largest = np.argsort(-ratios.max(1))[:10]
-    told = [(t.position, t.ratio) for t in worst(replace(found, errors=errors), None)]
+    told = [(t.position, t.ratio) for t in worst_ratios(replace(found, errors=errors), None)]
     assert told == [(t, ratios[t].max()) for t in largest]
 
 
 def test_a_model_of_thirty_layers_is_less_than_three_megabytes(honest):
-    found = gather(honest)
+    found = gather_run(honest)
     one = [e for e in found.errors if e.layer == 3]
     grown = [msgspec.structs.replace(e, layer=i) for i in (*range(3), *range(5, 30)) for e in one]
-    text = html.page(replace(found, errors=[*found.errors, *grown]))
+    text = html.gathered_page(replace(found, errors=[*found.errors, *grown]))
     assert len(text.encode()) < 3e6
     assert len(json.loads(Page(text).said["script"][0])["stories"]["forward"]) > 30 * 15
 
 
 def test_words_are_those_of_the_glossary():
-    assert meaning("excess") == explained("excess")[0].meaning.replace("`", "")
-    assert all(words().values())
+    assert meaning("excess") == look_up("excess")[0].meaning.replace("`", "")
+    assert all(map(meaning, SHOWN))
     assert meaning("a word that is none") == ""
 
 
@@ -331,6 +331,19 @@ def test_without_the_extra(honest, tmp_path, monkeypatch, capfd, name):
     assert "pip install 'precaudit[html]'" in said
     assert "Traceback" not in said
     assert not (tmp_path / "r.html").exists()
+
+
+def test_findings_are_told_in_a_terminal_and_in_markdown_too(honest, hostile, capfd):
+    for folder, there in ((honest, False), (hostile, True)):
+        assert run(["report", str(folder)]) == 0
+        said = capfd.readouterr().out
+        assert ("\n1. semantics: " in said) == there
+        assert ("\n   also in layers 1" in said) == there
+        assert run(["report", str(folder), "--markdown"]) == 0
+        tokens = MARKDOWN.parse(capfd.readouterr().out)
+        heads = ["".join(c.content for c in t.children) for t in tokens if t.type == "inline"]
+        assert ("Findings" in heads) == any(h.startswith("1. semantics") for h in heads) == there
+        assert not {c.type for t in tokens for c in t.children or ()} & {"html_inline", "image", "link"}
 
 
 def test_a_run_that_was_not_compared(honest, tmp_path, capfd):
@@ -401,7 +414,7 @@ def mistaken(tmp_path_factory):
     ]
     with placed():
         run = trace(subject, folder / "decode", prompts, Selection.parse(points="all"), TraceOptions(4))
-        diagnose(run, None, Options(accum=(), cache=folder / "refs"), subject=subject)
+        diagnose(run, None, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
     file = folder / "report.html"
     file.write_text(html.render(folder / "decode"), encoding="utf-8")
     return SimpleNamespace(file=file, layer=MIDDLE)
@@ -458,20 +471,20 @@ def test_a_table_sorts_when_a_header_is_clicked(browser, mistaken):
     from selenium.webdriver.common.by import By
 
     show(browser, mistaken.file)
-    browser.find_element(By.CSS_SELECTOR, "#details summary").click()
+    browser.find_element(By.CSS_SELECTOR, "#to-details summary").click()
 
     def column(i):
-        return [c.text for c in browser.find_elements(By.CSS_SELECTOR, f"#details tbody td:nth-child({i})")]
+        return [c.text for c in browser.find_elements(By.CSS_SELECTOR, f"#to-details tbody td:nth-child({i})")]
 
-    heads = [c.text for c in browser.find_elements(By.CSS_SELECTOR, "#details th button")]
+    heads = [c.text for c in browser.find_elements(By.CSS_SELECTOR, "#to-details th button")]
     at = heads.index("rel_l2") + 1
-    button = browser.find_element(By.CSS_SELECTOR, f"#details th:nth-child({at}) button")
+    button = browser.find_element(By.CSS_SELECTOR, f"#to-details th:nth-child({at}) button")
     for down in (True, False):
         button.click()
         found = [float(x) for x in column(at) if x]
         assert found == sorted(found, reverse=down)
         assert len(found) > 100
-    browser.find_element(By.CSS_SELECTOR, "#details th:nth-child(2) button").click()
+    browser.find_element(By.CSS_SELECTOR, "#to-details th:nth-child(2) button").click()
     names = column(2)
     assert names == sorted(names)
 

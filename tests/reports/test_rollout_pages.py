@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.checks.rollouts.causes import Cause
-from precaudit.checks.rollouts.drawn import Checks, drawn, graded
-from precaudit.checks.rollouts.limits import Limit
+from precaudit.checks.rollouts.budgets import engine_budget
+from precaudit.checks.rollouts.causes import TokenCause
+from precaudit.checks.rollouts.drawn import Checks, draw_all, grade
 from precaudit.checks.rollouts.mismatch import METRICS
 from precaudit.checks.rollouts.questions import Question
 from precaudit.checks.rollouts.recording import of_drawn
@@ -20,14 +20,15 @@ from precaudit.checks.rollouts.timing import How, tasks
 from precaudit.cli import run
 from precaudit.diagnosis.evidence.records import Share
 from precaudit.recording.tracing.subject import load
-from precaudit.reports import rollout_pages as pages
-from precaudit.reports.rollout_charts import along, beyond, distribution, svg
+from precaudit.reports import pages, rollout_charts
+from precaudit.reports.rollout_charts import along, beyond, distribution_chart, svg
+from precaudit.reports.rollout_report import RolloutStory, rollout_report
 from precaudit.reports.rollouts import cell
 from tests.helpers.hostile import BAD, HOSTILE, MARKDOWN, TAGS, Page, tables
 
 DRAWING = {"svg", "g", "path", "text", "line"}
 QUESTIONS = [Question(prompt="a", answer="(?s).", id="a", match="regex"), Question(prompt="b", answer="7", id="b")]
-CAUSE = Cause(
+CAUSE = TokenCause(
     id="a", policy="bf16", index=3, token=32, engine=0.1, change=0.2, decode=0.1, rescore=-0.1, explained=0.2,
     shares=(Share(layer=1, point="attn_out", share=0.15),), points=(("attn_out", 0.15, 0.25), ("v", 0.05, 0.05)),
     verdict="rounding", records=7,
@@ -38,9 +39,9 @@ CAUSE = Cause(
 def told():
     subjects = [load("tiny", name, device="cpu") for name in ("bf16", "fp32")]
     given, how = tasks([("a", (100, 101, 102)), (BAD, (84, 104))], 1), How(2, 16, Sampling(1.0, seed=1), rounds=2)
-    checks = Checks(limits=(Limit("k3_kl", 1.0),))
-    found = graded(drawn(subjects, given, how, ("python", "while"), checks), QUESTIONS, lambda _: "xyz")
-    return pages.Told(of_drawn(found, subjects, given, how, checks, QUESTIONS), found.parities, (CAUSE,), found)
+    checks = Checks(limits=(engine_budget("k3_kl", 1.0),))
+    found = grade(draw_all(subjects, given, how, ("python", "while"), checks), QUESTIONS, lambda _: "xyz")
+    return RolloutStory(of_drawn(found, subjects, given, how, checks, QUESTIONS), found.parities, (CAUSE,), found)
 
 
 def section(page, heading):
@@ -50,7 +51,7 @@ def section(page, heading):
 
 
 def test_the_page_has_times_metrics_causes_and_answers(told):
-    text = pages.as_html(told)
+    text = pages.as_html(rollout_report(told))
     assert "✓" in Page(text).said["text"]
     times = section(text, "What drawing takes")
     assert [times.count(name) for name in ("python", "while")] == [2, 2]
@@ -70,7 +71,7 @@ def test_the_page_has_times_metrics_causes_and_answers(told):
 
 
 def test_the_markdown_has_the_same_numbers(told):
-    text = pages.as_markdown(told)
+    text = pages.as_markdown(rollout_report(told))
     assert text.startswith("### precaudit rollout: `tiny`\n\n✓ ")
     found = tables(text)
     by_head = {tuple(t[0]): t for t in found}
@@ -88,7 +89,7 @@ def test_the_page_is_whole_without_a_script_and_nothing_acts(told):
         told, causes=(msgspec.structs.replace(CAUSE, id=BAD),),
         origin=msgspec.structs.replace(told.origin, model=BAD, device=BAD, asked={HOSTILE: BAD}, versions={BAD: BAD}),
     )  # fmt: skip
-    page = Page(pages.as_html(hostile))
+    page = Page(pages.as_html(rollout_report(hostile)))
     assert set(page.tags) <= TAGS | DRAWING, set(page.tags) - TAGS
     assert "script" not in page.tags
     assert page.tags["svg"] == 2
@@ -97,7 +98,9 @@ def test_the_page_is_whole_without_a_script_and_nothing_acts(told):
     assert "script-src 'none'" in policy
     assert not [v for k, v in page.attributes if k in ("src", "href", "xlink:href") and v != "data:,"]
     assert page.said["text"].count("window.acted=1") > 4  # shown, as text
-    shown = [t for t in MARKDOWN.parse(pages.as_markdown(hostile)) if t.type in ("inline", "html_block")]
+    shown = [
+        t for t in MARKDOWN.parse(pages.as_markdown(rollout_report(hostile))) if t.type in ("inline", "html_block")
+    ]
     assert not [t for t in shown if t.type == "html_block"]
     assert not {c.type for t in shown for c in t.children} & {"html_inline", "image", "link"}
 
@@ -105,7 +108,7 @@ def test_the_page_is_whole_without_a_script_and_nothing_acts(told):
 @pytest.mark.parametrize("name", [BAD, "a\0b", "a\x1bb", "a\ud800b"], ids=["markup", "null", "escape", "surrogate"])
 def test_names_in_a_picture_are_text(name):
     """vl-convert aborts the process at a null or an escape."""
-    drawing = svg(distribution({name: np.array([[1e-3, 2e-3]])}))
+    drawing = svg(distribution_chart({name: np.array([[1e-3, 2e-3]])}))
     assert set(Page(drawing).tags) <= DRAWING
 
 
@@ -122,7 +125,7 @@ def test_the_share_beyond_is_counted():
 def test_a_long_line_keeps_its_ends():
     values = np.random.default_rng(0).standard_normal((50, 100))
     sizes, shares = beyond(values)
-    assert len(sizes) <= pages.rollout_charts.STEPS
+    assert len(sizes) <= rollout_charts.STEPS
     assert (sizes[0], sizes[-1]) == (np.abs(values).min(), np.abs(values).max())
     counted = [(np.abs(values) >= x).mean() for x in sizes]
     np.testing.assert_allclose(shares, counted)
@@ -155,7 +158,7 @@ def test_what_is_apart_leaves_out_a_sequence_with_a_fault(told):
 @pytest.mark.parametrize("name", ["altair", "vl_convert"])
 def test_a_page_without_its_libraries_is_refused_before_anything_is_drawn(tmp_path, capsys, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("precaudit.cli._drawing.draw", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr("precaudit.cli._drawing.draw_rollouts", lambda *_: pytest.fail("drawn"))
     assert run(["rollout", "tiny", "--html", str(tmp_path / "r.html")]) == 2
     assert "pip install 'precaudit[html]'" in capsys.readouterr().err
 

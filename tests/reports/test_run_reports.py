@@ -16,11 +16,13 @@ from precaudit.cli import run as cli
 from precaudit.judging.gate import gate, judge_found
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.recording.tracing.subject import load
-from precaudit.references.comparison.compare import Options, compare
-from precaudit.reports import differences, fitting
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.reports import fitting
+from precaudit.reports.comparison import comparison_report
+from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
-from precaudit.reports.terminal import show
-from precaudit.reports.tokens import quoted
+from precaudit.reports.terminal import print_report
+from precaudit.reports.tokens import quote_tokens
 from tests.helpers.runs import everything, record
 
 NUMBER = re.compile(r"\d\.\d(?:e[-+]?\d+)? L\d+|\d\.\de-\d+")
@@ -42,13 +44,13 @@ def runs(tmp_path_factory):
         ("faulty", "bf16", replace(Parts(), scores=doubled)),
     ):
         record(folder / name, policy=policy, parts=parts, prompts=PROMPTS, select=everything(), decode_steps=1)
-        found[name] = compare(folder / name, options=Options(accum=("float16",), cache=folder / "refs"))
+        found[name] = compare(folder / name, options=CompareOptions(accum=("float16",), cache=folder / "refs"))
     return found
 
 
 def printed(found, width, **options):
     out = io.StringIO()
-    show(found, Console(width=width, file=out, highlight=False), **options)
+    print_report(comparison_report(found, **options), Console(width=width, file=out, highlight=False))
     return out.getvalue()
 
 
@@ -70,7 +72,7 @@ names, cells = st.text("abcdefgh_~1", min_size=1, max_size=30), st.text("0123456
 def test_a_table_in_parts_has_every_cell_whole(names, data, width):
     rows = tuple(tuple(data.draw(cells) for _ in names) for _ in range(3))
     table = fitting.Table("t", tuple(names), rows, (names[0],))
-    parts = fitting.fitted(table, width)
+    parts = fitting.fit_tables(table, width)
     columns = [c for part in parts for c in part.columns[1:]]
     assert columns == names[1:]
     for part in parts:
@@ -114,7 +116,7 @@ def told(runs, a, b, unknown=()):
     folders = [runs[x].run.folder for x in (a, b)]
     pairs = compare(*folders).errors
     known = [None if x in unknown else runs[x].errors for x in (a, b)]
-    return differences.headline(pairs, *known, f"precaudit compare {folders[1]}"), differences.sentences(pairs)
+    return difference_verdict(pairs, *known, f"precaudit compare {folders[1]}"), difference_sentences(pairs)
 
 
 def test_two_policies_differ_no_more_than_rounding_makes(runs):
@@ -141,12 +143,12 @@ def test_what_one_run_lacks_is_not_called_equal(runs):
     folder = runs["honest"].run.folder
     pairs = compare(folder, folder).errors
     lacking = msgspec.structs.replace(pairs[0], missing="not in the reference run")
-    found = differences.headline([*pairs, lacking], runs["honest"].errors, runs["honest"].errors)
+    found = difference_verdict([*pairs, lacking], runs["honest"].errors, runs["honest"].errors)
     assert found.text == f"? {len(pairs):,} tensors are equal, and 1 could not be compared."
     apart = compare(folder, runs["single"].run.folder).errors
     known = [runs[x].errors for x in ("honest", "single")]
-    assert differences.headline(apart, *known).mark == "✓"
-    found = differences.headline([*apart, lacking], *known)
+    assert difference_verdict(apart, *known).mark == "✓"
+    found = difference_verdict([*apart, lacking], *known)
     assert found.mark == "?"
     assert "none beyond rounding; 1 could not be compared" in found.sentence
 
@@ -156,16 +158,16 @@ def test_a_difference_without_a_yardstick_is_no_rounding(runs):
     known = [runs[x].errors for x in ("honest", "single")]
     off = next(e for e in apart if e.point == "scores" and e.max_diff)
     blind = [e for e in known[1] if not (e.kind == "forward" and e.point == "scores")]
-    assert "what rounding makes is not known" in differences.headline(apart, known[0], blind).sentence
-    assert differences.headline(apart, known[0], blind, asked={"logits"}).mark == "✓", "recorded for the sake of others"
+    assert "what rounding makes is not known" in difference_verdict(apart, known[0], blind).sentence
+    assert difference_verdict(apart, known[0], blind, asked={"logits"}).mark == "✓", "recorded for the sake of others"
     broken = [msgspec.structs.replace(e, rel_l2="nan") if e is off else e for e in apart]
-    assert differences.headline(broken, *known).mark == "✗"
+    assert difference_verdict(broken, *known).mark == "✗"
 
 
 def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, capsys):
     """A plain compare after one with --formula says what the gate says."""
     shutil.copytree(runs["honest"].run.folder, tmp_path / "run")
-    found = compare(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    found = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert gate(found).exit_code == 0
     place = next(e for e in found.errors if e.kind == "local" and e.point == "scores")
     formula = msgspec.structs.replace(
@@ -258,5 +260,5 @@ def test_tokens_are_told_as_text_beside_their_ids(runs):
 def test_tokens_of_a_model_that_is_not_here_are_ids(runs):
     run = runs["honest"].run
     model = msgspec.structs.replace(run.record.model, reference="/no/such")
-    assert quoted(run, [5])
-    assert quoted(replace(run, record=msgspec.structs.replace(run.record, model=model)), [5]) == {}
+    assert quote_tokens(run, [5])
+    assert quote_tokens(replace(run, record=msgspec.structs.replace(run.record, model=model)), [5]) == {}

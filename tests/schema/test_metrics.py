@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.schema.metrics.logits import kl
-from precaudit.schema.metrics.sizes import canonical, explained, sizes
+from precaudit.schema.metrics.sizes import canonical, explained_share, sizes
 
 
 def measure(c, r, axes="THK"):
@@ -67,11 +67,11 @@ def test_scores_are_indexed_along_their_own_axes():
 
 def test_explained_is_one_zero_or_negative():
     r, e = np.zeros(4), np.ones(4)
-    assert explained(r + e, 2.0, r + e) == 1.0
-    assert explained(r + e, 2.0, r) == 0.0
-    assert explained(r + e, 2.0, r - e) == -3.0
-    assert explained(r, 0.0, r) == 1.0
-    assert explained(r, 0.0, e) == float("-inf")
+    assert explained_share(r + e, 2.0, r + e) == 1.0
+    assert explained_share(r + e, 2.0, r) == 0.0
+    assert explained_share(r + e, 2.0, r - e) == -3.0
+    assert explained_share(r, 0.0, r) == 1.0
+    assert explained_share(r, 0.0, e) == float("-inf")
 
 
 def test_kl_of_two_bernoullis():

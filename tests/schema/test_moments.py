@@ -146,7 +146,7 @@ def test_bfloat16_is_rounded_once(value, steps_above_one):
         assert moments(one * BF16(sign), np.full((1, 1, 1), sign * value)).max_ulp == steps_above_one
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(allow_nan=False, allow_infinity=False, width=64), st.integers(0, 0x7F7F), st.booleans())
 def test_bfloat16_distance_of_any_value(y, word, negative):
     c = np.array([word | negative << 15], np.uint16).view(BF16).reshape(1, 1, 1)

@@ -3,11 +3,11 @@
 import pytest
 
 from precaudit.errors import UserError
-from precaudit.recording.tracing.session import batches
-from precaudit.schema.coverage import entries
+from precaudit.recording.tracing.session import run_batches
+from precaudit.schema.coverage import expected_tensors
 from precaudit.schema.graphs.decoder import support
 from precaudit.schema.lengths import bucket
-from precaudit.schema.policies import Policy, apply_settings, load_policy, parse_settings, shipped
+from precaudit.schema.policies import Policy, apply_settings, load_policy, parse_settings, shipped_policies
 from precaudit.schema.records.runs import PromptRecord, Requested
 from precaudit.schema.selection import Selection, parse_layers, parse_points, parse_positions
 
@@ -60,7 +60,7 @@ def requested(**changes):
 
 
 def test_entries_follow_the_phases():
-    by = {e.key: e for e in entries(requested(), 5)}
+    by = {e.key: e for e in expected_tensors(requested(), 5)}
     assert by["prefill", 0, 0, "attn_out"].positions == (0, 1, 2, 3, 4)
     assert by["decode", 0, 1, "attn_out"].positions == (4,)
     assert by["decode", 2, 1, "attn_out"].positions == (6,)
@@ -74,7 +74,7 @@ def test_entries_follow_the_phases():
 
 
 def test_decode_alone_keeps_the_rows_its_cache_is_checked_against():
-    found = [e for e in entries(requested(phases=("decode",)), 5) if e.phase == "prefill"]
+    found = [e for e in expected_tensors(requested(phases=("decode",)), 5) if e.phase == "prefill"]
     assert {e.point for e in found} == {"k", "v"}
     assert all(e.support for e in found)
 
@@ -99,14 +99,14 @@ def test_buckets_grow_and_hold():
 )
 def test_short_prompts_share_a_longer_ones_programs_where_padding_costs_little(lengths, parameters, want):
     groups = [[PromptRecord(id=f"p{i}", text="", tokens=(0,) * n)] for i, n in enumerate(lengths)]
-    found = batches(groups, requested(), parameters)
+    found = run_batches(groups, requested(), parameters)
     assert [b.length for b in found] == want
     assert [b.prompts[0].id for b in found] == [f"p{i}" for i in range(len(lengths))]
 
 
 def test_shipped_policies_and_settings():
     integers = {"int8-weights", "int8-groups", "int4-groups", "kv-int8", "w8a8"}
-    assert set(shipped()) == {
+    assert set(shipped_policies()) == {
         "bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32", "fp32-highest", "kv-fp8", "unrolled", "fused",
         "window-32", *integers,
     }  # fmt: skip

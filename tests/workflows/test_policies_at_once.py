@@ -15,7 +15,8 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.session import Session
 from precaudit.recording.tracing.subject import load
 from precaudit.reports import fitting
-from precaudit.reports.policies import COLUMNS, PolicyRow, cells, headline, short, table
+from precaudit.reports.digits import short
+from precaudit.reports.policies import PolicyRow, policies_report, row_texts
 from precaudit.schema.policies import load_policy
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines
@@ -55,9 +56,9 @@ def compared(folder):
 
 
 def several_options(folder):
-    from precaudit.references.comparison.compare import Options
+    from precaudit.references.comparison.compare import CompareOptions
 
-    return Options(accum=(), cache=folder / "references")
+    return CompareOptions(accum=(), cache=folder / "references")
 
 
 def test_each_is_a_run_like_any_other_on_the_first_one_s_tokens(folder):
@@ -119,11 +120,11 @@ def test_other_tokens_are_said_and_positions_not_compared(folder):
     from dataclasses import replace
 
     from precaudit.recording.runs.written import recall
-    from precaudit.reports.policies import differences
+    from precaudit.reports.policies import policy_differences
 
     first, other = (recall(folder / "runs" / name) for name in ("bf16", "fp32"))
     steps = [s if s.step < 1 else type(s)(**{**_fields(s), "token": 1 + s.token % 2}) for s in other.run.steps]
-    said = differences(first, replace(other, run=replace(other.run, steps=steps)))
+    said = policy_differences(first, replace(other, run=replace(other.run, steps=steps)))
     assert "3 of 3 prompts were fed other tokens; positions are not compared" in said[-1]
 
 
@@ -136,7 +137,7 @@ def test_a_flip_is_told_with_the_side_that_fp64_takes(folder):
     from dataclasses import replace
 
     from precaudit.recording.runs.written import recall
-    from precaudit.reports.policies import differences
+    from precaudit.reports.policies import policy_differences
 
     first, other = (recall(folder / "runs" / name) for name in ("bf16", "fp32"))
     same = {(s.prompt, s.phase, s.position): s.top_ids[0] for s in first.run.steps}
@@ -145,7 +146,7 @@ def test_a_flip_is_told_with_the_side_that_fp64_takes(folder):
     changed = type(flipped)(**{**_fields(flipped), "top_ids": flipped.top_ids[::-1]})
     errors = [_off(e, flipped) for e in other.errors]
     altered = replace(other, run=replace(other.run, steps=[changed, *other.run.steps[1:]]), errors=errors)
-    said = differences(first, altered)[-1]
+    said = policy_differences(first, altered)[-1]
     assert "differs at 1 of 21 positions; FP64 agrees with bf16 at 1 and fp32 at 0 of these" in said
 
 
@@ -192,7 +193,7 @@ def test_a_policy_that_cannot_run_is_a_row_and_the_others_run(folder, tmp_path, 
     rows, _ = several.compare_policies(out, several_options(folder), lambda *_: None)
     assert [r.policy for r in rows] == ["bf16", "fast"]
     assert rows[1].why.startswith("not recorded: ")
-    assert headline(rows, str(out)).sentence == "1 of 2 policies cannot be judged: fast."
+    assert policies_report(rows, str(out)).headline.sentence == "1 of 2 policies cannot be judged: fast."
     assert open_run(out / "bf16").record.requested.tokens_from is None
     assert run(asked(folder, tmp_path / "none", "--policy", f"{tmp_path}/fast.toml,{tmp_path}/fast.toml")) == 2
 
@@ -239,7 +240,7 @@ def test_a_run_that_cannot_be_compared_is_a_row_with_its_reason(folder, tmp_path
     rows, said = several.compare_policies(runs, several_options(folder), lambda *_: None)
     assert [r.why is None for r in rows] == [False, True]
     assert "cut off" in rows[0].why
-    assert cells(rows[0])[-1].startswith("? ")
+    assert row_texts(rows[0])[-1].startswith("? ")
     assert said == []
     shutil.rmtree(runs / "fp32")
     assert run(["compare", str(runs)]) == 2
@@ -265,30 +266,28 @@ NOTHING = PolicyRow(policy="q", run="q", verdict="? nothing judged")
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_no_number_is_cut_at_any_width(width):
     console = Console(file=io.StringIO(), width=width)
-    rows = [
-        cells(r) for r in (HONEST, BROKEN, NOTHING, PolicyRow(policy="x", run="x", why="the device \x1b[2J is lost"))
-    ]
-    fitting.show(table(COLUMNS, rows), console)
+    rows = [HONEST, BROKEN, NOTHING, PolicyRow(policy="x", run="x", why="the device \x1b[2J is lost")]
+    fitting.print_table(policies_report(rows, "runs").sections[0].tables[0], console)
     text = console.file.getvalue()
     assert "…" not in text
     assert "\x1b" not in text
-    words = [w for row in rows[:3] for cell in row[:-1] for w in cell.split()]
+    words = [w for row in rows[:3] for cell in row_texts(row)[:-1] for w in cell.split()]
     assert not [w for w in words if w not in text.split()]
     assert len(text.splitlines()) < (10 if width >= 120 else 40), "a table, a row a policy; in parts where it must"
 
 
 def test_a_table_of_policies_begins_with_the_verdict():
-    assert headline([HONEST], "runs").text == "✓ rounding explains every error of all 1 policies."
-    found = headline([HONEST, BROKEN, NOTHING], "runs")
+    assert policies_report([HONEST], "runs").headline.text == "✓ rounding explains every error of all 1 policies."
+    found = policies_report([HONEST, BROKEN, NOTHING], "runs").headline
     assert found.text == "✗ 1 of 3 policies fail: fp16-scores."
     assert found.next == "precaudit diagnose runs/x"
-    assert headline([HONEST, NOTHING], "runs").text == "? 1 of 2 policies cannot be judged: q."
-    assert headline([], "runs").mark == "?"
+    assert policies_report([HONEST, NOTHING], "runs").headline.text == "? 1 of 2 policies cannot be judged: q."
+    assert policies_report([], "runs").headline.mark == "?"
 
 
 def test_what_is_not_known_is_no_success():
-    assert [cells(BROKEN)[i] for i in (1, 3, 4, 5)] == ["NaN", "1 of 9,294", "NaN", "inf"]
-    assert cells(NOTHING)[1:] == ("unknown", "", "unknown", "unknown", "unknown", "unknown", "? nothing judged")
+    assert [row_texts(BROKEN)[i] for i in (1, 3, 4, 5)] == ["NaN", "1 of 9,294", "NaN", "inf"]
+    assert row_texts(NOTHING)[1:] == ("unknown", "", "unknown", "unknown", "unknown", "unknown", "? nothing judged")
     assert short(0.0) == "0"
 
 

@@ -94,7 +94,7 @@ def test_a_plot_needs_no_network(swept):
 
 def test_what_was_drawn_is_not_drawn_again(swept, monkeypatch, capfd):
     folder, given, _, rows = swept
-    monkeypatch.setattr(drawn, "drawn", None)
+    monkeypatch.setattr(drawn, "draw_all", None)
     assert run([*given, "--resume"]) == 3
     assert [json.loads(x) for x in (folder / "out" / "sweep.jsonl").read_text().splitlines()] == rows
     assert "refused" in capfd.readouterr().out

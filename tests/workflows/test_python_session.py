@@ -4,6 +4,8 @@ import doctest
 import importlib
 import inspect
 import io
+import subprocess
+import sys
 from contextlib import redirect_stderr
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,13 +19,13 @@ import precaudit
 from precaudit.errors import UserError
 from precaudit.models.jax_decoder.parts import attention_scores
 from precaudit.progress import Progress
-from precaudit.recording.tracing.trace import Options as TraceOptions
-from precaudit.references.comparison.compare import Options
-from precaudit.reports.cards import WIDE
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
+from precaudit.references.comparison.compare import CompareOptions
+from precaudit.reports.cards import WIDE, card_text
 from precaudit.schema.frames import ERRORS, SCOPED, errors_frame
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
-from precaudit.workflows.keywords import FILTERS, names_of
+from precaudit.workflows.keywords import FILTERS, option_names
 from tests.helpers.hostile import HOSTILE
 from tests.helpers.runs import everything, record
 
@@ -111,9 +113,14 @@ def test_a_cell_prints_a_few_lines(honest, own):
 
 
 def test_a_subclass_is_shown_as_what_it_is():
-    """Cards are found by the names of our classes, whatever a user's are called."""
+    """Cards are found by type, whatever a class is called and wherever it is from."""
     other = type("Run", (precaudit.Program,), {})(**vars(program()))
     assert shown(other) == shown(program())
+    subject = precaudit.load("tiny")
+    theirs = type("Model", (type(subject),), {"__module__": "precaudit.models.theirs"})(**vars(subject))
+    assert shown(theirs) == shown(subject)
+    with pytest.raises(TypeError, match="dict has no card"):
+        card_text({})
     bare = object.__new__(type(other))
     assert repr(bare) == object.__repr__(bare)  # while it is being made
 
@@ -155,6 +162,19 @@ def test_two_runs_and_a_repeat_are_short(honest, tmp_path):
     assert "tensors are bit-identical" in text
     text, _ = shown(precaudit.compare(again.run, honest.run))
     assert "differ: 0 of" in text
+
+
+def test_a_program_s_repeat_is_short(own, tmp_path):
+    text, _ = shown(precaudit.repeat(own, tmp_path / "again", program(HOSTILE, "b")))
+    assert "recorded once more: all" in text
+
+
+def test_a_recorded_run_is_shown_without_jax(honest):
+    code = (
+        "import sys\nsys.modules['jax'] = None\nfrom precaudit.recording.runs.reader import open_run\n"
+        f"from pathlib import Path\nprint(repr(open_run(Path({str(honest.run.folder)!r}))))"
+    )
+    assert "Run run of tiny" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
 
 
 def test_ids_of_others_are_shown_as_text(faulty, own):
@@ -251,7 +271,7 @@ def test_keywords_are_the_command_line_s(tmp_path):
     assert {n for e in found.errors for n in e.explained or {}} == {
         "policy:bf16", "accum:float16", "policy:bf16+accum:float16",
     }  # fmt: skip
-    options = Options(accum=(), cache=tmp_path / "refs")
+    options = CompareOptions(accum=(), cache=tmp_path / "refs")
     same = precaudit.compare(again, select=Selection.parse(phases="decode", points="q"), options=options)
     assert {e.phase for e in same.errors} == {"decode"}
 
@@ -269,7 +289,10 @@ def test_a_program_takes_layers_and_force_alone(tmp_path):
         (lambda: precaudit.trace("tiny", "nowhere", layer="0"), "trace takes no 'layer'; did you mean 'layers'"),
         (lambda: precaudit.compare("nowhere", formla=True), "compare takes no 'formla'; did you mean 'formula'"),
         (lambda: precaudit.diagnose("nowhere", point="q"), "diagnose takes no 'point'; did you mean 'points'"),
-        (lambda: precaudit.compare("nowhere", options=Options(), formula=True), "options= or formula=, not both"),
+        (
+            lambda: precaudit.compare("nowhere", options=CompareOptions(), formula=True),
+            "options= or formula=, not both",
+        ),
         (lambda: precaudit.trace("tiny", "x", select=Selection(), layers="0"), "select= or layers=, not both"),
         (lambda: precaudit.trace(precaudit.load("tiny"), "x", policy="fp32"), "policy belong to precaudit.load"),
         (lambda: precaudit.trace("tiny", "x", points=True), "points=True is no text"),
@@ -290,8 +313,8 @@ def test_a_program_that_is_given_twice_is_told(verb, own):
 def test_editors_complete_what_verbs_take(verb):
     """Every keyword of options and filters is a parameter of its own, and none is known by its place alone."""
     taken = inspect.signature(getattr(precaudit, verb)).parameters
-    options = TraceOptions if verb == "trace" else Options
-    assert {*FILTERS, *names_of(options), "progress"} <= taken.keys()
+    options = TraceOptions if verb == "trace" else CompareOptions
+    assert {*FILTERS, *option_names(options), "progress"} <= taken.keys()
     assert {p.kind for p in taken.values()}.isdisjoint({Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY})
     assert all(p.default is None for p in taken.values() if p.kind == Parameter.KEYWORD_ONLY)
 
@@ -338,6 +361,6 @@ def test_points_of_a_notebook_s_cell_are_named_after_its_variables():
     linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(keepends=True), "<cell 1>")
     held = {"jnp": jnp}
     exec(compile(source, "<cell 1>", "exec"), held)
-    from precaudit.recording.programs.tracing import points
+    from precaudit.recording.programs.planning import points
 
     assert [p.name for p in points(replace(program(), call=held["step"], outputs=None))] == ["mixed", "step"]

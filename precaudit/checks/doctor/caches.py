@@ -23,7 +23,7 @@ _COMPILED = re.compile(r".+-(cache|atime)")  # JAX's names (jax/_src/lru_cache.p
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheFolder:
     """A folder of one kind of thing: its size, and how many files of ours it holds. ``ours``: whether we clear it."""
 
     kind: str
@@ -44,14 +44,14 @@ class Cleared:
     kept: tuple[str, ...] = ()
 
 
-def found() -> tuple[Cache, ...]:
+def find_caches() -> tuple[CacheFolder, ...]:
     """Return every cache, and where the user has told JAX to keep compiled programs."""
     caches = []
     for kind in FOLDERS:
         elsewhere = os.environ.get("JAX_COMPILATION_CACHE_DIR") if kind == "programs" else None
         root = Path(elsewhere) if elsewhere else folder(kind)
         files = list(_files(kind, root))
-        caches.append(Cache(kind, str(root), sum(f.stat().st_size for f in files), len(files), not elsewhere))
+        caches.append(CacheFolder(kind, str(root), sum(f.stat().st_size for f in files), len(files), not elsewhere))
     return tuple(caches)
 
 

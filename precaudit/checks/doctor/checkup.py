@@ -19,7 +19,7 @@ class Checkup:
     versions: dict[str, str]
     devices: dict[str, int]
     heard: tuple[str, ...]
-    caches: tuple[caches.Cache, ...]
+    caches: tuple[caches.CacheFolder, ...]
     disk: dict[str, int | None]
     memory: dict[str, int]
     extras: tuple[packages.Extra, ...]
@@ -36,21 +36,22 @@ class Checkup:
 
 def examine() -> Checkup:
     """Look at this machine; raises nothing for what is broken."""
-    from precaudit.recording.tracing.devices import visible
+    from precaudit.recording.tracing.devices import visible_devices
 
-    kinds, platforms, heard = visible()
+    kinds, platforms, heard = visible_devices()
     here, kept = Path.cwd(), caches.folder("references").parent
     return Checkup(
-        broken=tuple(_broken(platforms, heard)), versions=packages.versions(), devices=kinds, heard=tuple(heard),
-        caches=caches.found(), disk={str(kept): machine.free(kept), str(here): machine.free(here)},
-        memory=machine.memory(), extras=packages.extras(), terminal=machine.terminal(),
+        broken=tuple(_breakages(platforms, heard)), versions=packages.computing_versions(), devices=kinds,
+        heard=tuple(heard),
+        caches=caches.find_caches(), disk={str(kept): machine.free_bytes(kept), str(here): machine.free_bytes(here)},
+        memory=machine.memory(), extras=packages.extras(), terminal=machine.terminal_features(),
         completion=machine.completion(), lacking=tuple(_lacking(platforms)), sums=_sums(platforms),
     )  # fmt: skip
 
 
-def _broken(platforms: list[str], heard: list[str]) -> Iterator[str]:
+def _breakages(platforms: list[str], heard: list[str]) -> Iterator[str]:
     """Yield what nothing works without, or what is kept nowhere."""
-    for text in packages.broken():
+    for text in packages.missing_packages():
         yield f"needed and not here: {text}. Next: pip install --upgrade precaudit"
     if not platforms:
         why = heard[-1] if heard else "no device"
@@ -63,18 +64,18 @@ def _broken(platforms: list[str], heard: list[str]) -> Iterator[str]:
 
 def _lacking(platforms: list[str]) -> Iterator[str]:
     """Yield what is not supported here."""
-    from precaudit.models.checkpoints.opening import installed
+    from precaudit.models.checkpoints.opening import named_models
     from precaudit.schema.policies import PRECISIONS, PRESETS
 
     absent = [name for name in ("gpu", "tpu") if name not in platforms]
     if absent:
         yield f"No {' and no '.join(absent)} is seen: --device {' and '.join(absent)} are refused."
     for platform in dict.fromkeys(platforms):
-        if refused := _refused(platform):
+        if refused := _refused_presets(platform):
             kept = [x for x in (*PRECISIONS, *PRESETS) if x not in refused]
             yield f"On {platform} matmul is {', '.join(kept)}: the other {len(refused)} dot presets are refused."
     yield "No run has been made on a TPU yet: how it multiplies is emulated from JAX's documentation."
-    for name, (there, line) in installed().items():
+    for name, (there, line) in named_models().items():
         if not there:
             yield f"The model {name} is not installed: {line}"
     yield "torch is not needed."
@@ -90,7 +91,7 @@ def _sums(platforms: list[str]) -> tuple[str, ...]:
     return found or (f"bfloat16 and float16 products are summed in float32 on this {platforms[0]}",)
 
 
-def _refused(platform: str) -> list[str]:
+def _refused_presets(platform: str) -> list[str]:
     """Return the dot presets that a device would not honour."""
     from precaudit.errors import UserError
     from precaudit.models.jax_decoder.arithmetic import check_device

@@ -13,7 +13,7 @@ COMPLETIONS = {
 }
 
 
-def free(path: Path) -> int | None:
+def free_bytes(path: Path) -> int | None:
     """Return the bytes that are free where a path is, or will be; None where that cannot be asked."""
     there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     try:
@@ -35,7 +35,7 @@ def memory() -> dict[str, int]:
     return found
 
 
-def terminal() -> dict[str, str]:
+def terminal_features() -> dict[str, str]:
     """Return what standard output can show."""
     tty = sys.stdout.isatty()
     width = f"{shutil.get_terminal_size().columns} columns" if tty or os.environ.get("COLUMNS") else "no limit (piped)"

@@ -21,7 +21,7 @@ class Extra:
     line: str
 
 
-def versions() -> dict[str, str]:
+def computing_versions() -> dict[str, str]:
     """Return {name: version} of what computes, NumPy's BLAS with its kernels among it."""
     import precaudit
     from precaudit.caching import numerics
@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def broken() -> tuple[str, ...]:
+def missing_packages() -> tuple[str, ...]:
     """Return what the package requires of everyone, and is not there or too old."""
     return tuple(text for each in _requires(PACKAGE, "") for text in _lacks(each, set()))
 

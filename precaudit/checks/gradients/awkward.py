@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from precaudit.interpreters.jaxpr.keys import is_numbers
 
@@ -24,13 +25,13 @@ def awkward(inputs: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], tuple[A
         kinds = FLOATS if jnp.issubdtype(x.dtype, jnp.floating) else WHOLE
         for name, change in kinds.items():
             if x.ndim >= AXES.get(name, 0):
-                yield f"input {i} {name}", partial(_changed, inputs, i, change)
+                yield f"input {i} {name}", partial(_replace_input, inputs, i, change)
     sizes = sorted({n for x in inputs if is_numbers(x) for n in x.shape if n > 2})
     for n in sizes:
         yield f"size {n} cut to {n - 1}", partial(_all_cut, inputs, n)
 
 
-def _changed(inputs: tuple[Any, ...], i: int, change: Callable[[Any], Any]) -> tuple[Any, ...]:
+def _replace_input(inputs: tuple[Any, ...], i: int, change: Callable[[Any], Any]) -> tuple[Any, ...]:
     return (*inputs[:i], change(np.asarray(inputs[i])), *inputs[i + 1 :])
 
 
@@ -38,7 +39,7 @@ def _all_cut(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
     return tuple(_cut(x, n) for x in inputs)
 
 
-def _cut(x: Any, n: int) -> Any:
+def _cut(x: ArrayLike, n: int) -> Any:
     """Return an array with axes of ``n`` one shorter; indices into such an axis stay within it."""
     if not is_numbers(x):
         return x
@@ -46,18 +47,18 @@ def _cut(x: Any, n: int) -> Any:
     return np.minimum(array, np.asarray(n - 2, array.dtype)) if array.dtype.kind in "iu" and array.size else array
 
 
-def _scaled(factor: float) -> Callable[[Any], Any]:
+def _scale_by(factor: float) -> Callable[[Any], Any]:
     return lambda x: (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
 
 
-def _filled(value: float) -> Callable[[Any], Any]:
+def _fill_with(value: float) -> Callable[[Any], Any]:
     return lambda x: np.full(x.shape, value, x.dtype)
 
 
 def _at(value: float) -> Callable[[Any], Any]:
     """Put a value in the middle."""
 
-    def change(x: Any) -> Any:
+    def change(x: ArrayLike) -> Any:
         made = x.copy()
         made.reshape(-1)[made.size // 2] = value
         return made
@@ -65,12 +66,12 @@ def _at(value: float) -> Callable[[Any], Any]:
     return change
 
 
-def _ties(x: Any) -> Any:
+def _ties(x: ArrayLike) -> Any:
     """Keep a significant bit or two: most values are there several times."""
     return np.round(x.astype(np.float32) * 2).astype(x.dtype) / x.dtype.type(2)
 
 
-def _peaks(x: Any) -> Any:
+def _peaks(x: ArrayLike) -> Any:
     """One large value a row, at another place in each."""
     made = np.zeros(x.shape, x.dtype)
     rows = made.reshape(-1, x.shape[-1])
@@ -79,7 +80,7 @@ def _peaks(x: Any) -> Any:
 
 
 FLOATS: dict[str, Callable[[Any], Any]] = {
-    "large": _scaled(LARGE), "tiny": _scaled(TINY), "subnormal": _scaled(SUBNORMAL), "zero": _filled(0.0),
+    "large": _scale_by(LARGE), "tiny": _scale_by(TINY), "subnormal": _scale_by(SUBNORMAL), "zero": _fill_with(0.0),
     "constant": lambda x: np.full(x.shape, x.reshape(-1)[0], x.dtype), "with ties": _ties, "one-hot": _peaks,
     "with a NaN": _at(np.nan), "with a −∞": _at(-np.inf),
     "column-major": np.asfortranarray,

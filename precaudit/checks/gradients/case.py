@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from precaudit.checks.gradients.formula import DRAWS, Formula
-from precaudit.checks.gradients.measure import Distance, distance
+from precaudit.checks.gradients.measure import Distance, measure_distance
 from precaudit.checks.gradients.noise import spread
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array, rounder, widen
 from precaudit.numbers.formats import FORMATS
-from precaudit.references.alone import measured
+from precaudit.references.alone import measure_alone
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.sizes import norm
 from precaudit.schema.records.errors import ErrorRecord
@@ -29,7 +29,7 @@ CONSTANT = 2.0**-8  # relative: what rounding a constant to bfloat16, read twice
 
 
 @dataclass(frozen=True)
-class Found:
+class ArrayFinding:
     """One array of one side in one case: its record, verdict, and distance from FP64.
 
     ``declared``: it is no farther off than the reference's own formats explain.
@@ -45,7 +45,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Case:
+class GradientCase:
     """One case run: both sides' arrays beside FP64's, and their jaxprs. ``outputs``: how many of them are outputs.
 
     ``formula``: that of ``exact``; ``draws``: realisations of it in float32.
@@ -62,7 +62,7 @@ class Case:
     own: dict[str, Formula]
     draws: list[list[Array]]
 
-    def judged(self, side: str, i: int, draws: Sequence[Sequence[Array]]) -> Found:
+    def judge(self, side: str, i: int, draws: Sequence[Sequence[Array]]) -> ArrayFinding:
         """Judge one array by what honest realisations make of the same inputs."""
         stored, exact = self.runs[side][i], self.exact[i]
         true = rounder(FORMATS[stored.dtype.name].name)(exact)
@@ -78,7 +78,7 @@ class Case:
         )
         with np.errstate(all="ignore"):
             honest = [np.where(same, 0.0, x) for x in spread(apart, together, exact)]
-            record = measured(kept, np.where(same, 0.0, true), honest, self.names[i], draws is self.draws).record
+            record = measure_alone(kept, np.where(same, 0.0, true), honest, self.names[i], draws is self.draws).record
         phase = "forward" if i < self.outputs else "backward"
         record = msgspec.structs.replace(
             record, prompt=self.name, phase=phase, point=f"{side}.{self.names[i]}", candidate=side
@@ -86,7 +86,7 @@ class Case:
         verdict = judge(record, default_limits())
         if verdict is None or verdict.status == "pass":
             verdict = Verdict.of(record, "pass")
-        return Found(self.name, side, self.names[i], record, verdict, distance(stored, true))
+        return ArrayFinding(self.name, side, self.names[i], record, verdict, measure_distance(stored, true))
 
     def wider(self, side: str) -> list[list[Array]]:
         """Return realisations with the roundings that the reference declares, made as those of a side are."""
@@ -100,36 +100,36 @@ class Case:
     def _wider(self) -> dict[bool, list[list[Array]]]:
         return {}
 
-    def unrounded(self, side: str) -> list[Array]:
+    def own_formula(self, side: str) -> list[Array]:
         """Return one side's arrays in FP64, by its own formula; raises CannotLift."""
         side = KERNEL if side == STRICT else side
-        if side not in self._unrounded:
-            self._unrounded[side] = self.own[side].exact(self.cotangents, self.inputs)
-        return self._unrounded[side]
+        if side not in self._own_formulas:
+            self._own_formulas[side] = self.own[side].exact(self.cotangents, self.inputs)
+        return self._own_formulas[side]
 
     @cached_property
-    def _unrounded(self) -> dict[str, list[Array]]:
+    def _own_formulas(self) -> dict[str, list[Array]]:
         return {}
 
-    def declared(self, side: str) -> list[list[Array]]:
+    def declared_draws(self, side: str) -> list[list[Array]]:
         """Return realisations with the roundings that one side's equations declare, about the exact arrays.
 
         What its formula differs by is no rounding, and is taken away; unless it holds constants that a narrow format
         rounded, and differs by no more than these may. Raises CannotLift.
         """
-        if side not in self._declared:
-            own, formula = self.unrounded(side), self.own[side]
+        if side not in self._declared_by_side:
+            own, formula = self.own_formula(side), self.own[side]
             if formula.constants():
                 own = [e if _near(o, e) else o for o, e in zip(own, self.exact, strict=True)]
             draws = formula.draws(self.cotangents, self.inputs, jax.default_backend(), declared=True)
-            self._declared[side] = [about(self.exact, d, own) for d in draws]
-        return self._declared[side]
+            self._declared_by_side[side] = [about(self.exact, d, own) for d in draws]
+        return self._declared_by_side[side]
 
     @cached_property
-    def _declared(self) -> dict[str, list[list[Array]]]:
+    def _declared_by_side(self) -> dict[str, list[list[Array]]]:
         return {}
 
-    def differing(self, again: Sequence[Array]) -> list[Found]:
+    def differing(self, again: Sequence[Array]) -> list[ArrayFinding]:
         """Return the kernel's arrays that have other bits when it runs again on the same inputs."""
         found = []
         for name, a, b in zip(self.names, self.runs[KERNEL], again, strict=True):
@@ -140,7 +140,7 @@ class Case:
                 )  # fmt: skip
                 verdict = judge(r, default_limits())
                 assert verdict is not None
-                found.append(Found(self.name, KERNEL, name, r, verdict))
+                found.append(ArrayFinding(self.name, KERNEL, name, r, verdict))
         return found
 
 
@@ -156,15 +156,15 @@ def _near(own: Array, exact: Array) -> bool:
     return bool(norm(own[finite] - exact[finite]) <= CONSTANT * norm(exact[finite]))
 
 
-def doubted(f: Found) -> Found:
+def mark_unknown(f: ArrayFinding) -> ArrayFinding:
     """Return what was found where FP64 itself may be off: unknown unless it passes."""
     if f.verdict.status == "pass":
         return f
     text = "the reference's FP64 values hold a constant that a narrow format rounded"
-    return unjudged(f, unknown=text)
+    return mark_unjudged(f, unknown=text)
 
 
-def unjudged(f: Found, **why: str) -> Found:
+def mark_unjudged(f: ArrayFinding, **why: str) -> ArrayFinding:
     """Return what was found with the reason that it is not judged, in its record too."""
     record = msgspec.structs.replace(f.record, **why)
     verdict = judge(record, default_limits())

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from precaudit.checks.gradients.case import AGAIN, KERNEL, REFERENCE, STRICT, Case, Found
-from precaudit.checks.gradients.constants import Constant, exchanged
-from precaudit.checks.gradients.formula import Formula, single
-from precaudit.checks.gradients.lines import inside, shares, short
+from precaudit.checks.gradients.case import AGAIN, KERNEL, REFERENCE, STRICT, ArrayFinding, GradientCase
+from precaudit.checks.gradients.constants import Constant, find_exchange
+from precaudit.checks.gradients.formula import Formula, as_float32
+from precaudit.checks.gradients.lines import kernel_lines, line_shares, short_line
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.numbers.arrays import widen
 from precaudit.schema.records.base import value
@@ -41,7 +41,7 @@ class Conclusions:
         """The sentences, in the order in which their first cases were found."""
         return tuple(self._told.values())
 
-    def add(self, c: Case, f: Found, made: Sequence[Found]) -> None:
+    def add(self, c: GradientCase, f: ArrayFinding, made: Sequence[ArrayFinding]) -> None:
         """Add what is wrong with one array of a case, unless its like was told; the first of a kind names the lines.
 
         What is wrong with the kernel as it runs is not told again of it without excess precision.
@@ -55,10 +55,10 @@ class Conclusions:
             return
         first = group not in {known[:-1] for known in self._told}
         lines = why is not None and (first or bool(c.own[f.side].places))
-        self._told[*group, f.array] = told(f, made, why.words() if why is not None and lines else "")
+        self._told[*group, f.array] = verdict_text(f, made, why.words() if why is not None and lines else "")
 
 
-def cause(c: Case, f: Found) -> Cause | None:
+def cause(c: GradientCase, f: ArrayFinding) -> Cause | None:
     """Return what explains one array's error; None where its size was not judged."""
     if f.verdict.value is None or f.distance is None or f.verdict.status == "nonfinite" or f.record.phase == AGAIN:
         return None
@@ -69,9 +69,9 @@ def cause(c: Case, f: Found) -> Cause | None:
     if not narrow and jax.default_backend() != "gpu":
         return Cause("formula", lambda: UNEXPLAINED + _constant(c, f, i))
     try:
-        passes = c.judged(f.side, i, c.declared(f.side)).verdict.status == "pass"
+        passes = c.judge(f.side, i, c.declared_draws(f.side)).verdict.status == "pass"
     except CannotLift:
-        return Cause("", lambda: f"formats narrower than float32 inside: {', '.join(map(short, narrow))}")
+        return Cause("", lambda: f"formats narrower than float32 inside: {', '.join(map(short_line, narrow))}")
     if not passes:
         return Cause("formula", lambda: (NOT_DECLARED if narrow else UNEXPLAINED) + _constant(c, f, i))
     if not narrow:
@@ -79,16 +79,16 @@ def cause(c: Case, f: Found) -> Cause | None:
     return Cause("rounding", lambda: f"rounding explains it: {_lines(c, f, i)}")
 
 
-def _inside(c: Case, f: Found, formula: Formula, i: int) -> Cause:
+def _inside(c: GradientCase, f: ArrayFinding, formula: Formula, i: int) -> Cause:
     """Return the same of a function with Pallas kernels: it runs again with what they round in float32."""
-    straight = formula.raised(c.cotangents, c.inputs)
-    again = replace(c, runs={**c.runs, f.side: straight}).judged(f.side, i, c.draws)
+    straight = formula.with_raised_kernels(c.cotangents, c.inputs)
+    again = replace(c, runs={**c.runs, f.side: straight}).judge(f.side, i, c.draws)
     before, after = (x.distance.normwise if x.distance is not None else np.inf for x in (f, again))
     if again.verdict.status != "pass" and not after < NEARLY * before:
         return Cause("formula", lambda: NOT_INSIDE + _constant(c, f, i))
 
     def words() -> str:
-        told = _named(inside(formula, c.cotangents, c.inputs, i, straight[i]))
+        told = _largest_lines(kernel_lines(formula, c.cotangents, c.inputs, i, straight[i]))
         if again.verdict.status != "pass":
             return f"{after:.2g} of its norm without what rounds inside its kernels, {told}; the rest stands outside"
         return f"rounding explains it, {after:.2g} of its norm without: {told}"
@@ -96,13 +96,13 @@ def _inside(c: Case, f: Found, formula: Formula, i: int) -> Cause:
     return Cause("rounding" if again.verdict.status == "pass" else "rounding in part", words)
 
 
-def _constant(c: Case, f: Found, i: int) -> str:
+def _constant(c: GradientCase, f: ArrayFinding, i: int) -> str:
     """Return which constant stands for which of the reference's, in words; empty where no exchange explains it."""
     if f.side == REFERENCE:
         return ""
     run = widen(c.runs[f.side][i])
-    cotangents, held = jax.tree.map(single, (c.cotangents, c.inputs))
-    found = exchanged(c.own[f.side], c.formula, cotangents, held, i, run, c.exact[i])
+    cotangents, held = jax.tree.map(as_float32, (c.cotangents, c.inputs))
+    found = find_exchange(c.own[f.side], c.formula, cotangents, held, i, run, c.exact[i])
     if found is None:
         return ""
     mine, its, left = found
@@ -111,14 +111,14 @@ def _constant(c: Case, f: Found, i: int) -> str:
 
 
 def _at(constant: Constant) -> str:
-    return f"{constant.value:.6g}" + (f" at {short(constant.line)}" if constant.line else "")
+    return f"{constant.value:.6g}" + (f" at {short_line(constant.line)}" if constant.line else "")
 
 
-def _lines(c: Case, f: Found, i: int) -> str:
-    return _named(shares(c.own[f.side], c.cotangents, c.inputs, i, c.unrounded(f.side)[i]))
+def _lines(c: GradientCase, f: ArrayFinding, i: int) -> str:
+    return _largest_lines(line_shares(c.own[f.side], c.cotangents, c.inputs, i, c.own_formula(f.side)[i]))
 
 
-def told(f: Found, every: Sequence[Found], why: str) -> str:
+def verdict_text(f: ArrayFinding, every: Sequence[ArrayFinding], why: str) -> str:
     """Return what is wrong with one array, in words; ``why``: what explains it, where that is told."""
     r, v = f.record, f.verdict
     at = f"{f.array} ({f.case})"
@@ -136,10 +136,10 @@ def told(f: Found, every: Sequence[Found], why: str) -> str:
     if f.side == REFERENCE and other.verdict.status == "pass":
         return f"the reference is the less precise side: {at} is {size}{why}"
     over = f"{v.metric} {value(v.value):.3g} at {v.scope}, limit {v.limit:.3g}"
-    return f"{side}: {at} is {size}: more than float32 makes ({over}){_scaled(f)}{why}"
+    return f"{side}: {at} is {size}: more than float32 makes ({over}){_factor_text(f)}{why}"
 
 
-def _scaled(f: Found) -> str:
+def _factor_text(f: ArrayFinding) -> str:
     """Return by which factor an array is off, where that is nearly all of its error."""
     gain = f.record.unexplained.gain if f.record.unexplained is not None else None
     if gain is None or f.distance is None or abs(value(gain.value)) < NEARLY * f.distance.normwise:
@@ -148,6 +148,6 @@ def _scaled(f: Found) -> str:
     return f"; it is {factor} × FP64" if factor != "1" else ""
 
 
-def _named(lines: Sequence[tuple[str, float]]) -> str:
+def _largest_lines(lines: Sequence[tuple[str, float]]) -> str:
     """Return the lines with the largest shares, in words."""
-    return ", ".join(f"{short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME)
+    return ", ".join(f"{short_line(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME)

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 
-from precaudit.checks.gradients.case import KERNEL, Found
+from precaudit.checks.gradients.case import KERNEL, ArrayFinding
 from precaudit.checks.gradients.causes import Conclusions
-from precaudit.checks.gradients.given import cases as given_cases
+from precaudit.checks.gradients.given import make_cases as given_cases
 from precaudit.checks.gradients.sides import NotApplicable, Sides
 from precaudit.judging.verdicts import Status, exit_code
 from precaudit.progress import Advance, silent
-from precaudit.recording.tracing.manifest import versions
+from precaudit.recording.tracing.manifest import number_versions
 from precaudit.schema.brief import Brief
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -25,7 +25,7 @@ class Checked(Brief):
 
     name: str
     cases: tuple[str, ...]
-    found: tuple[Found, ...]
+    found: tuple[ArrayFinding, ...]
     conclusions: tuple[str, ...]
     notes: tuple[str, ...] = ()
     failing: Mapping[str, tuple[Any, ...]] | None = None
@@ -71,7 +71,7 @@ def gradcheck(
     Raises UserError for what cannot be differentiated or does not fit.
     """
     sides = Sides(kernel, reference, exact, argnums)
-    found: list[Found] = []
+    found: list[ArrayFinding] = []
     notes: dict[str, None] = {}
     done: list[str] = []
     failing: dict[str, tuple[Any, ...]] = {}
@@ -91,11 +91,11 @@ def gradcheck(
             if f.verdict.status in ("fail", "nonfinite", "unknown"):
                 failing.setdefault(case, given)
                 conclusions.add(c, f, made)
-    notes |= dict.fromkeys(sides.told())
+    notes |= dict.fromkeys(sides.all_notes())
     left = dict.fromkeys(f.case for f in found if f.verdict.status == "not run")
     if left:
         notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
     return Checked(
         name, tuple(done), tuple(found), conclusions.every, tuple(notes), failing,
-        str(jax.devices()[0].device_kind), versions(),
+        str(jax.devices()[0].device_kind), number_versions(),
     )  # fmt: skip

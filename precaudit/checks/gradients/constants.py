@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from precaudit.checks.gradients.formula import Formula
-from precaudit.interpreters.jaxpr.jax_versions import equations, source, with_bodies
+from precaudit.interpreters.jaxpr.jax_versions import source, walk_equations, with_bodies
 from precaudit.numbers.arrays import Array
 from precaudit.schema.metrics.sizes import norm, ratio
 
@@ -31,8 +32,8 @@ class Exchanged(NamedTuple):
     left: float
 
 
-def exchanged(
-    mine: Formula, its: Formula, cotangents: Any, inputs: Sequence[Any], leaf: int, run: Array, exact: Array
+def find_exchange(
+    mine: Formula, its: Formula, cotangents: jax.Array, inputs: Sequence[Any], leaf: int, run: Array, exact: Array
 ) -> Exchanged | None:
     """Return the exchange of one constant in a formula that explains best what a function gives; None where none does.
 
@@ -60,14 +61,14 @@ def _pairs(mine: Formula, its: Formula) -> Iterator[tuple[Constant, Constant]]:
 def _constants(formula: Formula) -> dict[float, Constant]:
     """Return the float literals of a function, Pallas kernels' inside included, and their first lines."""
     found: dict[float, Constant] = {}
-    for e in equations(formula.jaxpr.jaxpr):
+    for e in walk_equations(formula.jaxpr.jaxpr):
         for v in e.invars:
             if _number(v) and v.val and np.isfinite(float(v.val)):
                 found.setdefault(float(v.val), Constant(float(v.val), source(e)))
     return found
 
 
-def _number(v: Any) -> bool:
+def _number(v: jex.Var | jex.Literal) -> bool:
     return isinstance(v, jex.Literal) and np.ndim(v.val) == 0 and jnp.issubdtype(v.aval.dtype, jnp.floating)
 
 
@@ -76,10 +77,10 @@ def _same(a: float, b: float) -> bool:
     return bool(np.isclose(a, b, rtol=2.0**-8, atol=0.0))
 
 
-def _with(jaxpr: Any, old: float, new: float) -> Any:
+def _with(jaxpr: jex.Jaxpr, old: float, new: float) -> Any:
     """Return an open jaxpr with every literal of one value as another."""
 
-    def other(v: Any) -> Any:
+    def other(v: jex.Var | jex.Literal) -> Any:
         return jex.Literal(np.asarray(new, v.aval.dtype), v.aval) if _number(v) and float(v.val) == old else v
 
     made = []

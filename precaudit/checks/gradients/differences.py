@@ -13,7 +13,7 @@ STEP = 1e-4  # of an input's largest value: truncation and rounding of the extra
 AGREE, SMOOTH = 1e-6, 1e-3  # relative to ‖gradient‖ ‖direction‖ / √n, what a random direction sees of it
 
 
-def disagreements(
+def gradient_disagreements(
     formula: Formula, cotangents: Any, inputs: Sequence[Any], places: Sequence[int], names: Sequence[str],
     exact: Sequence[Array],
 ) -> list[str]:  # fmt: skip

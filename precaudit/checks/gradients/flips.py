@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from precaudit.interpreters.jaxpr.choices import FIRST
-from precaudit.interpreters.jaxpr.emulator import Emulated
-from precaudit.interpreters.jaxpr.jax_versions import bind, called, equations, source, walk
+from precaudit.interpreters.jaxpr.emulator import Emulator
+from precaudit.interpreters.jaxpr.jax_versions import bind, body_of_call, source, walk, walk_equations
 from precaudit.interpreters.jaxpr.loops import LOOPS
 from precaudit.interpreters.jaxpr.primitives import lifting
 from precaudit.interpreters.jaxpr.realisations import Realisation
@@ -21,19 +22,19 @@ WHOLE = {"shard_map"} | set(LOOPS)  # what is chosen inside is not looked at
 
 def chooses(jaxpr: Any) -> bool:
     """Whether an open jaxpr, or a body in it, chooses by floats."""
-    return any(map(_indices, equations(jaxpr)))
+    return any(map(_indices, walk_equations(jaxpr)))
 
 
-def taken(jaxpr: Any, leaves: Sequence[Any], options: dict[str, Any] | None) -> list[Array]:
+def record_choices(jaxpr: jex.ClosedJaxpr, leaves: Sequence[Any], options: dict[str, Any] | None) -> list[Array]:
     """Return what a closed jaxpr chooses as it runs, in its order; ``options``: the compiler's."""
 
     def run(*given: Any) -> list[Any]:
         found: list[Any] = []
 
-        def step(equation: Any, inputs: list[Any]) -> list[Any]:
+        def step(equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
             how = lifting(equation.primitive.name)
             if how.kind == "call":
-                return walk(*called(equation.params, how.body), inputs, step)
+                return walk(*body_of_call(equation.params, how.body), inputs, step)
             out = bind(equation, inputs)
             found.extend(out[i] for i in _indices(equation))
             return out
@@ -44,7 +45,7 @@ def taken(jaxpr: Any, leaves: Sequence[Any], options: dict[str, Any] | None) -> 
     return [np.asarray(x) for x in jax.jit(run, compiler_options=options)(*leaves)]
 
 
-class Choosing(Emulated):
+class Choosing(Emulator):
     """Rounds what the equations of one line give, all else in FP64; goes on with choices that are given.
 
     ``line``: None for none. ``held``: choices in the program's order, None for its own; ``made``: (line, operation,
@@ -57,7 +58,7 @@ class Choosing(Emulated):
         self.made: list[tuple[str, str, Any]] = []
         self.inside = 0
 
-    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation."""
         whole = equation.primitive.name in WHOLE
         self.inside += whole
@@ -65,10 +66,10 @@ class Choosing(Emulated):
         self.inside -= whole
         return out
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation, in FP64 unless the line made it; of a choice, what is taken by the one given."""
         rounds = source(equation) == self.line
-        out = super().operation(equation, inputs) if rounds else super(Emulated, self).operation(equation, inputs)
+        out = super().operation(equation, inputs) if rounds else super(Emulator, self).operation(equation, inputs)
         if self.inside:
             return out
         for i in _indices(equation):
@@ -88,7 +89,7 @@ class Choosing(Emulated):
         return out
 
 
-def _indices(equation: Any) -> list[int]:
+def _indices(equation: jex.JaxprEqn) -> list[int]:
     """Return which results of an equation are what it chose by floats: one of whole numbers, in a sort the last."""
     name = equation.primitive.name
     if name not in FIRST or not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.floating):

@@ -7,20 +7,22 @@ from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
+from jax.typing import ArrayLike, DTypeLike
 
 from precaudit.checks.gradients.rules import with_own_lines
 from precaudit.interpreters.jaxpr.effort import least_effort
-from precaudit.interpreters.jaxpr.emulate import whole
+from precaudit.interpreters.jaxpr.emulate import emulate_program
 from precaudit.interpreters.jaxpr.jax_versions import bodies, source
-from precaudit.interpreters.jaxpr.kernel_lines import GIVEN, places, raised, readers
+from precaudit.interpreters.jaxpr.kernel_lines import GIVEN, narrow_places, raise_kernel_equations, reading_primitives
 from precaudit.interpreters.jaxpr.multiplying import TF32
 from precaudit.interpreters.jaxpr.realisations import Realisation, Unrounded
 from precaudit.interpreters.jaxpr.rounding import EXACT
 from precaudit.interpreters.jaxpr.shadow import leaves as in_order
-from precaudit.interpreters.jaxpr.shadow import traced
+from precaudit.interpreters.jaxpr.shadow import trace_jaxpr
 from precaudit.interpreters.jaxpr.strict import STRICTLY
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.sums import float_bits, sums_narrow
@@ -33,7 +35,7 @@ CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
 
-def differentiated(function: Callable[..., Any], argnums: Sequence[int], own_lines: bool = False) -> Callable[..., Any]:
+def differentiate(function: Callable[..., Any], argnums: Sequence[int], own_lines: bool = False) -> Callable[..., Any]:
     """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats.
 
     Without ``argnums`` the function is run and not differentiated. ``own_lines``: what derivative rules of the
@@ -41,30 +43,30 @@ def differentiated(function: Callable[..., Any], argnums: Sequence[int], own_lin
     """
     places = tuple(argnums)
 
-    def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
+    def both(cotangents: jax.Array, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
         run = with_own_lines(function, inputs) if own_lines and places else function
 
-        def asked(*chosen: Any) -> Any:
+        def on_chosen(*chosen: Any) -> Any:
             every = list(inputs)
             for i, x in zip(places, chosen, strict=True):
                 every[i] = x
             return run(*every)
 
         if not places:
-            return asked(), ()
-        out, pull = jax.vjp(asked, *(inputs[i] for i in places))
+            return on_chosen(), ()
+        out, pull = jax.vjp(on_chosen, *(inputs[i] for i in places))
         return out, pull(jax.tree.map(lambda c, o: jnp.asarray(c).astype(o.dtype), cotangents, out))
 
     return both
 
 
-def single(x: Any) -> Any:
+def as_float32(x: ArrayLike) -> Any:
     """Return a float array or scalar in float32, whatever else as an array."""
     array = jnp.asarray(x)
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def names(function: Callable[..., Any], outputs: Any, inputs: Sequence[Any], argnums: Sequence[int]) -> list[str]:
+def leaf_names(function: Callable[..., Any], outputs: Any, inputs: Sequence[Any], argnums: Sequence[int]) -> list[str]:
     """Return what the leaves of ``(outputs, gradients)`` are called: ``out``, ``out[1]``, ``dlogits``."""
     try:
         called = [*inspect.signature(function).parameters]
@@ -88,9 +90,9 @@ class Formula:
     strict: bool = False
 
     @classmethod
-    def of(cls, both: Callable[..., Any], cotangents: Any, inputs: Sequence[Any]) -> "Formula":
+    def of(cls, both: Callable[..., Any], cotangents: jax.Array, inputs: Sequence[Any]) -> "Formula":
         """Trace ``both(cotangents, *inputs)``; scalars as arrays, 64-bit formats as those of 32."""
-        return cls(traced(both, jax.tree.map(jnp.asarray, (cotangents, *inputs)), {})[0])
+        return cls(trace_jaxpr(both, jax.tree.map(jnp.asarray, (cotangents, *inputs)), {})[0])
 
     @cached_property
     def strictly(self) -> "Formula":
@@ -99,15 +101,15 @@ class Formula:
 
     @cached_property
     def _exact(self) -> Callable[..., list[Any]]:
-        return jax.jit(whole(self.jaxpr, None), compiler_options=least_effort())
+        return jax.jit(emulate_program(self.jaxpr, None), compiler_options=least_effort())
 
-    def exact(self, cotangents: Any, inputs: Sequence[Any]) -> list[Array]:
+    def exact(self, cotangents: jax.Array, inputs: Sequence[Any]) -> list[Array]:
         """Return the leaves in FP64 (not float ones as they are). Raises CannotLift as ``shadow`` does."""
         with jax.enable_x64(True):
             return [np.asarray(x) for x in self._exact(0, *self.leaves(cotangents, inputs))]
 
     def draws(
-        self, cotangents: Any, inputs: Sequence[Any], device: str = "cpu", declared: bool = False
+        self, cotangents: jax.Array, inputs: Sequence[Any], device: str = "cpu", declared: bool = False
     ) -> list[list[Array]]:
         """Return 2 · DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
 
@@ -121,23 +123,23 @@ class Formula:
         found = []
         with jax.enable_x64(True):
             for seed in range(1, 2 * DRAWS + 1):
-                moved = [_moved(x, random, together=seed > DRAWS) for x in held]
+                moved = [_perturb(x, random, together=seed > DRAWS) for x in held]
                 order: Sums = "shuffled" if seed > DRAWS else "reversed" if seed % 2 == 0 else "single"
-                run = self._drawn(device, order, declared)
+                run = self._realisation(device, order, declared)
                 found.append([np.asarray(x) for x in run(np.uint64(seed), *moved)])
         return found
 
-    def leaves(self, cotangents: Any, inputs: Sequence[Any]) -> list[Any]:
+    def leaves(self, cotangents: jax.Array, inputs: Sequence[Any]) -> list[Any]:
         """Return what the jaxpr takes, in its order."""
         return in_order(self.jaxpr, (cotangents, *inputs), {})
 
     @cached_property
-    def _compiled(self) -> dict[tuple[str, str, bool], Callable[..., list[Any]]]:
+    def _compiled_draws(self) -> dict[tuple[str, str, bool], Callable[..., list[Any]]]:
         return {}
 
-    def _drawn(self, device: str, sums: Sums, declared: bool) -> Callable[..., list[Any]]:
+    def _realisation(self, device: str, sums: Sums, declared: bool) -> Callable[..., list[Any]]:
         """Return a compiled realisation; for ``reversed`` declared sums in their own narrow format, if there are."""
-        if (device, sums, declared) not in self._compiled:
+        if (device, sums, declared) not in self._compiled_draws:
             rounds: Unrounded = "single" if not declared else "none" if self.strict else "converted"
             how = Realisation(rounds, sums=sums, flush=device_flushes())
             if sums == "reversed" and declared and sums_narrow(self.jaxpr.jaxpr):
@@ -146,25 +148,27 @@ class Formula:
                 how = replace(how, unit="matrix")
             elif device == "gpu":
                 how = replace(how, unit="gpu", otherwise=TF32)
-            self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=least_effort())
-        return self._compiled[device, sums, declared]
+            self._compiled_draws[device, sums, declared] = jax.jit(
+                emulate_program(self.jaxpr, how), compiler_options=least_effort()
+            )
+        return self._compiled_draws[device, sums, declared]
 
     @cached_property
     def places(self) -> dict[str, list[Any]]:
         """Where Pallas kernels in it round to less than float32."""
-        return places(self.jaxpr.jaxpr)
+        return narrow_places(self.jaxpr.jaxpr)
 
-    def raised(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
+    def with_raised_kernels(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
         """Return the leaves as it gives them if the places in its Pallas kernels are in float32, but for ``narrow``."""
         key = frozenset(narrow)
-        if key not in self._raised:
+        if key not in self._raised_runs:
             lifted = [e for place, equations in self.places.items() if place not in key for e in equations]
             options = STRICTLY if self.strict else None
-            self._raised[key] = jax.jit(raised(self.jaxpr, lifted), compiler_options=options)
-        return [np.asarray(x) for x in self._raised[key](*self.leaves(cotangents, inputs))]
+            self._raised_runs[key] = jax.jit(raise_kernel_equations(self.jaxpr, lifted), compiler_options=options)
+        return [np.asarray(x) for x in self._raised_runs[key](*self.leaves(cotangents, inputs))]
 
     @cached_property
-    def _raised(self) -> dict[frozenset[str], Callable[..., list[Any]]]:
+    def _raised_runs(self) -> dict[frozenset[str], Callable[..., list[Any]]]:
         return {}
 
     def constants(self) -> list[str]:
@@ -182,18 +186,18 @@ class Formula:
         return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr, outermost=True)))
 
 
-def _moved(x: Any, random: np.random.Generator, together: bool) -> Any:
+def _perturb(x: jax.Array, random: np.random.Generator, together: bool) -> Any:
     if not jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
         return x
     wide = np.asarray(x).astype(np.float64)
     return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, () if together else wide.shape))
 
 
-def _narrow(dtype: Any) -> bool:
+def _narrow(dtype: DTypeLike) -> bool:
     return 0 < float_bits(dtype) < 32
 
 
-def _narrow_constants(jaxpr: Any, consts: Sequence[Any] = ()) -> Iterator[str]:
+def _narrow_constants(jaxpr: jex.Jaxpr, consts: Sequence[Any] = ()) -> Iterator[str]:
     for x in consts:
         if _narrow(getattr(x, "dtype", None)) and np.ndim(x) == 0 and _full(float(x)):
             yield f"{float(x)!r} in {x.dtype}"
@@ -212,9 +216,9 @@ def _full(x: float) -> bool:
     return bool(np.isfinite(x)) and np.frexp(x)[0] * 2.0**BITS % 1 != 0
 
 
-def _narrow_lines(jaxpr: Any, outermost: bool = False) -> Iterator[str]:
+def _narrow_lines(jaxpr: jex.Jaxpr, outermost: bool = False) -> Iterator[str]:
     for e in jaxpr.eqns:
-        given = outermost and e.primitive.name == CAST and readers(e.outvars[0], jaxpr) <= {GIVEN}
+        given = outermost and e.primitive.name == CAST and reading_primitives(e.outvars[0], jaxpr) <= {GIVEN}
         made = any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and e.primitive.name not in EXACT
         if made and not given and source(e):
             yield source(e)

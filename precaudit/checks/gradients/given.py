@@ -7,15 +7,15 @@ from precaudit.checks.gradients.awkward import awkward
 from precaudit.errors import UserError
 
 
-def cases(
+def make_cases(
     inputs: Callable[..., Any] | Sequence[Any], seeds: int, hostile: bool
 ) -> list[tuple[str, Callable[[], tuple[Any, ...]]]]:
     """Return (name, what makes the inputs); those that are made from others have a blank in their name."""
     found: list[tuple[str, Callable[[], tuple[Any, ...]]]] = []
-    for form in formats(inputs) if callable(inputs) else ("",):
+    for form in asked_formats(inputs) if callable(inputs) else ("",):
         first: tuple[Any, ...] = ()
         for seed in range(seeds if callable(inputs) else 1):
-            made = inputs if not callable(inputs) else _made(inputs, seed, form)
+            made = inputs if not callable(inputs) else _make_inputs(inputs, seed, form)
             each = made if isinstance(made, Mapping) else {"": made}
             for label, given in each.items():
                 if not isinstance(given, list | tuple):
@@ -29,7 +29,7 @@ def cases(
     return found
 
 
-def formats(inputs: Callable[..., Any]) -> tuple[str, ...]:
+def asked_formats(inputs: Callable[..., Any]) -> tuple[str, ...]:
     """Return the float formats that a function of inputs is asked for; one of no name where it takes none."""
     import inspect
 
@@ -40,7 +40,7 @@ def formats(inputs: Callable[..., Any]) -> tuple[str, ...]:
     return ("float32", "bfloat16") if takes else ("",)
 
 
-def _made(inputs: Callable[..., Any], seed: int, form: str) -> Any:
+def _make_inputs(inputs: Callable[..., Any], seed: int, form: str) -> Any:
     try:
         return inputs(seed, form) if form else inputs(seed)
     except Exception as error:

@@ -1,10 +1,10 @@
 """How far an array lies from the exact one, in roundings of its own format."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+from jax.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Distance:
         return self.normwise / self.once if self.once else (np.inf if self.normwise else 0.0)
 
 
-def distance(found: Any, exact: Any) -> Distance:
+def measure_distance(found: ArrayLike, exact: ArrayLike) -> Distance:
     """Return the Distance of ``found``, of any float format, from ``exact``, FP64 of the same shape.
 
     One rounding of the exact value to the format of ``found`` is at most 1. Raises ValueError where shapes differ.

@@ -17,7 +17,7 @@ def with_own_lines(function: Callable[..., Any], inputs: Sequence[Any]) -> Calla
     the call it differentiates: that of the rule is lost.
     """
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*inputs)
-    flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(_told(jaxpr.jaxpr), jaxpr.consts))
+    flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(_run_rules_without_line(jaxpr.jaxpr), jaxpr.consts))
 
     def run(*args: Any) -> Any:
         return jax.tree.unflatten(jax.tree.structure(out), flat(*jax.tree.leaves(args)))
@@ -40,7 +40,7 @@ def _run_without_line(rule: Callable[..., Any], *args: Any) -> Any:
         return rule(*args)
 
 
-def _told(jaxpr: Any) -> Any:
+def _run_rules_without_line(jaxpr: jex.Jaxpr) -> Any:
     """Return an open jaxpr whose equations' rules, which JAX keeps as wrapped functions, are run without a line."""
     equations = [e.replace(params={n: _parameter(x) for n, x in e.params.items()}) for e in jaxpr.eqns]
     return jaxpr.replace(eqns=equations)
@@ -49,4 +49,4 @@ def _told(jaxpr: Any) -> Any:
 def _parameter(value: Any) -> Any:
     if isinstance(value, linear_util.WrappedFun):
         return linear_util.transformation2(_run_without_line)(value)
-    return with_bodies(value, _told)
+    return with_bodies(value, _run_rules_without_line)

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from precaudit.checks import kernels
-from precaudit.checks.gradients.given import formats
-from precaudit.checks.gradients.subjects import missing
-from precaudit.interpreters.jaxpr.kernel_lines import interpreted
+from precaudit.checks.gradients.given import asked_formats
+from precaudit.checks.gradients.subjects import why_it_does_not_run
+from precaudit.interpreters.jaxpr.kernel_lines import runs_interpreted
 
 INTERPRETED = "interpret mode"
 
@@ -32,20 +32,20 @@ class Shipped:
     here: str
 
 
-def shipped() -> tuple[Shipped, ...]:
+def shipped_checks() -> tuple[Shipped, ...]:
     """Return the checks that ship, by name; a kernel that can run is traced, none is run."""
     names = sorted(m.name for m in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."))
     modules = [importlib.import_module(name) for name in names]
-    return tuple(_described(m) for m in modules if hasattr(m, "kernel"))
+    return tuple(_describe(m) for m in modules if hasattr(m, "kernel"))
 
 
-def _described(module: Any) -> Shipped:
+def _describe(module: Any) -> Shipped:
     about = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".").partition(": ")[0]
     called = [*inspect.signature(module.reference).parameters]
-    why = missing(module.__name__)
+    why = why_it_does_not_run(module.__name__)
     return Shipped(
-        module.__name__, about, formats(module.inputs), tuple(f"d{called[i]}" for i in module.ARGNUMS), why is None,
-        f"no: {why}" if why is not None else _runs(module),
+        module.__name__, about, asked_formats(module.inputs), tuple(f"d{called[i]}" for i in module.ARGNUMS),
+        why is None, f"no: {why}" if why is not None else _runs(module),
     )  # fmt: skip
 
 
@@ -54,4 +54,4 @@ def _runs(module: Any) -> str:
     first = next(iter(given.values())) if isinstance(given, Mapping) else given
     with jax.numpy_dtype_promotion("standard"):  # JAX's own kernels mix formats
         traced = jax.make_jaxpr(module.kernel)(*first)
-    return INTERPRETED if interpreted(traced.jaxpr) else f"compiled for {jax.default_backend().upper()}"
+    return INTERPRETED if runs_interpreted(traced.jaxpr) else f"compiled for {jax.default_backend().upper()}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.keys import is_numbers
@@ -28,7 +29,7 @@ def shrunk(inputs: tuple[Any, ...], fails: Callable[[tuple[Any, ...]], bool]) ->
     end = time.monotonic() + SECONDS
     known: dict[str, bool] = {}
 
-    def changed(drawn: tuple[dict[int, int], dict[int, int]]) -> tuple[Any, ...]:
+    def change(drawn: tuple[dict[int, int], dict[int, int]]) -> tuple[Any, ...]:
         lengths, kept = drawn
         return tuple(_smaller(x, lengths, kept.get(i, 2)) for i, x in enumerate(inputs))
 
@@ -36,7 +37,7 @@ def shrunk(inputs: tuple[Any, ...], fails: Callable[[tuple[Any, ...]], bool]) ->
         key = repr(drawn)
         if key not in known:
             try:
-                known[key] = time.monotonic() < end and fails(changed(drawn))
+                known[key] = time.monotonic() < end and fails(change(drawn))
             except UserError:
                 known[key] = False
         return known[key]
@@ -48,7 +49,7 @@ def shrunk(inputs: tuple[Any, ...], fails: Callable[[tuple[Any, ...]], bool]) ->
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     try:
-        return changed(find(st.tuples(lengths, kept), failing, settings=how))
+        return change(find(st.tuples(lengths, kept), failing, settings=how))
     except NoSuchExample:
         return inputs
 
@@ -57,7 +58,7 @@ def _lengths(n: int) -> list[int]:
     return [*(1 << k for k in range(n.bit_length()) if 1 << k < n), n]
 
 
-def _smaller(x: Any, lengths: dict[int, int], kept: int) -> Any:
+def _smaller(x: ArrayLike, lengths: dict[int, int], kept: int) -> Any:
     """Return an array cut; ``kept``: 0 nothing of its values, 1 halves, 2 all."""
     if not is_numbers(x):
         return x

@@ -8,12 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.checks.gradients.case import KERNEL, REFERENCE, STRICT, Case, Found, about, doubted, unjudged
-from precaudit.checks.gradients.differences import disagreements
-from precaudit.checks.gradients.formula import Formula, differentiated, names, single
-from precaudit.checks.gradients.lines import short
+from precaudit.checks.gradients.case import (
+    KERNEL,
+    REFERENCE,
+    STRICT,
+    ArrayFinding,
+    GradientCase,
+    about,
+    mark_unjudged,
+    mark_unknown,
+)
+from precaudit.checks.gradients.differences import gradient_disagreements
+from precaudit.checks.gradients.formula import Formula, as_float32, differentiate, leaf_names
+from precaudit.checks.gradients.lines import short_line
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.kernel_lines import interpreted
+from precaudit.interpreters.jaxpr.kernel_lines import runs_interpreted
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.interpreters.jaxpr.strict import STRICTLY, left_out
 from precaudit.numbers.arrays import Array
@@ -41,39 +50,39 @@ class Sides:
         self.left_out: dict[str, None] = {}  # lines of roundings that are not made
         self.compiled: dict[Any, Any] = {}
 
-    def told(self) -> Iterator[str]:
+    def all_notes(self) -> Iterator[str]:
         """Yield what is to be known of every case."""
         if self.argnums is not None and not self.argnums:
             yield "outputs alone: no gradient was asked for"
-        if any(interpreted(x.jaxpr.jaxpr) for (_, *which), x in self.compiled.items() if which == [KERNEL]):
+        if any(runs_interpreted(x.jaxpr.jaxpr) for (_, *which), x in self.compiled.items() if which == [KERNEL]):
             yield INTERPRETED
         if self.strict:
-            at = f" at {', '.join(map(short, self.left_out))}" if self.left_out else ""
+            at = f" at {', '.join(map(short_line, self.left_out))}" if self.left_out else ""
             yield (
                 f"roundings that the kernel declares{at} are not made here: with xla_allow_excess_precision=False "
                 f"it gives other bits, judged as {STRICT}, in {', '.join(sorted(self.strict))}"
             )
         yield from self.notes
 
-    def case(self, case: str, inputs: tuple[Any, ...]) -> tuple[Case, list[Found]]:
+    def case(self, case: str, inputs: tuple[Any, ...]) -> tuple[GradientCase, list[ArrayFinding]]:
         """Return every array of both sides."""
         places = self._places(inputs)
         shapes = {side: self._shape(side, f, inputs, " " in case) for side, f in self.sides.items()}
         _same(shapes[KERNEL], shapes[REFERENCE])
         cotangents = _cotangents(shapes[KERNEL], shapes[REFERENCE])
-        both = {side: differentiated(f, places) for side, f in self.sides.items()}
-        lined = {side: differentiated(f, places, own_lines=True) for side, f in self.sides.items()}
-        straight, held = jax.tree.map(single, (cotangents, tuple(inputs)))
+        both = {side: differentiate(f, places) for side, f in self.sides.items()}
+        lined = {side: differentiate(f, places, own_lines=True) for side, f in self.sides.items()}
+        straight, held = jax.tree.map(as_float32, (cotangents, tuple(inputs)))
         key = tuple((np.shape(x), str(jnp.asarray(x).dtype)) for x in jax.tree.leaves(inputs))
-        oracle = lined[REFERENCE] if self.exact is None else differentiated(self.exact, places)
+        oracle = lined[REFERENCE] if self.exact is None else differentiate(self.exact, places)
         formula = self._formula(key, "exact", oracle, straight, held)
         rounded = self._formula(key, "single", lined[REFERENCE], straight, held)
         try:
             exact = formula.exact(straight, held)
-            called = names(self.sides[REFERENCE], shapes[REFERENCE], inputs, places)
+            called = leaf_names(self.sides[REFERENCE], shapes[REFERENCE], inputs, places)
             if " " not in case and not self.asked:
                 self.asked = True
-                for told in disagreements(formula, straight, held, places, called, exact):
+                for told in gradient_disagreements(formula, straight, held, places, called, exact):
                     self.notes[f"{told}: a stop_gradient, or a derivative rule of its own?"] = None
         except CannotLift as error:
             raise UserError(f"the reference: {error}, or the formula in FP64 as exact") from None
@@ -92,13 +101,13 @@ class Sides:
                 runs[STRICT], formulas[STRICT] = strict, formulas[KERNEL].strictly
                 self._differs(key, case, formulas[KERNEL], formulas[KERNEL].leaves(cotangents, inputs))
         outputs = len(jax.tree.leaves(shapes[REFERENCE]))
-        c = Case(case, inputs, cotangents, called, outputs, formula, exact, runs, formulas, draws)
+        c = GradientCase(case, inputs, cotangents, called, outputs, formula, exact, runs, formulas, draws)
         found = []
         for i in range(len(c.names)):
-            each = _judged(c, i, KERNEL, bool(lost))
+            each = _judge(c, i, KERNEL, bool(lost))
             found += list(each.values())
             if STRICT in runs:
-                found.append(_judged(c, i, STRICT, bool(lost))[STRICT])
+                found.append(_judge(c, i, STRICT, bool(lost))[STRICT])
         again = self._run(key, KERNEL, both[KERNEL], cotangents, inputs)
         return c, [*found, *c.differing(again)]
 
@@ -140,13 +149,13 @@ class Sides:
             raise UserError(f"the {side} returns no array")
         return out
 
-    def _formula(self, key: Any, which: str, both: Any, cotangents: Any, inputs: Any) -> Formula:
+    def _formula(self, key: Any, which: str, both: Any, cotangents: jax.Array, inputs: Any) -> Formula:
         if (key, which) not in self.compiled:
             self.compiled[key, which] = Formula.of(both, cotangents, inputs)
         found: Formula = self.compiled[key, which]
         return found
 
-    def _run(self, key: Any, side: str, both: Any, cotangents: Any, inputs: Any) -> list[Array]:
+    def _run(self, key: Any, side: str, both: Any, cotangents: jax.Array, inputs: Any) -> list[Array]:
         if (key, "run", side) not in self.compiled:
             self.compiled[key, "run", side] = jax.jit(both, compiler_options=STRICTLY if side == STRICT else None)
         try:
@@ -157,16 +166,16 @@ class Sides:
             raise UserError(f"the {side} cannot be {how}: {type(error).__name__}: {first}") from None
 
 
-def _judged(c: Case, i: int, side: str, lost: bool) -> dict[str, Found]:
+def _judge(c: GradientCase, i: int, side: str, lost: bool) -> dict[str, ArrayFinding]:
     """Return what is found of one array of the kernel, as either side runs it, and of the reference beside it."""
     sides = (side, REFERENCE)
-    each = {s: c.judged(s, i, c.draws) for s in sides}
+    each = {s: c.judge(s, i, c.draws) for s in sides}
     if all(f.record.nonfinite for f in each.values()):
-        return {s: unjudged(f, skipped="float32 leaves its range on both sides") for s, f in each.items()}
+        return {s: mark_unjudged(f, skipped="float32 leaves its range on both sides") for s, f in each.items()}
     if lost:
-        return {s: doubted(f) for s, f in each.items()}
+        return {s: mark_unknown(f) for s, f in each.items()}
     if each[side].verdict.status == "fail" and c.own[REFERENCE].narrow():
-        looser = {s: replace(c.judged(s, i, c.wider(side)), declared=True) for s in sides}
+        looser = {s: replace(c.judge(s, i, c.wider(side)), declared=True) for s in sides}
         if all(f.verdict.status == "pass" for f in looser.values()):
             return looser
     return each

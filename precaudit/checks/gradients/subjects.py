@@ -12,7 +12,7 @@ from precaudit.recording.programs.loading import has, load_attribute, load_funct
 
 
 @dataclass(frozen=True)
-class Named:
+class KernelPair:
     """Two functions to hold against each other, and what they are run on."""
 
     name: str
@@ -22,7 +22,7 @@ class Named:
     argnums: tuple[int, ...] | None
 
 
-def named(kernel: str, reference: str | None, inputs: str | None, argnums: Sequence[int] | None) -> Named:
+def import_kernel(kernel: str, reference: str | None, inputs: str | None, argnums: Sequence[int] | None) -> KernelPair:
     """Import a kernel, and beside it what is not named: ``reference``, ``inputs`` and ``ARGNUMS`` of its module.
 
     ``kernel``: ``module:name``, ``FILE.py:name``, or a module or file alone: its ``kernel``. ``inputs``: a function as
@@ -32,20 +32,20 @@ def named(kernel: str, reference: str | None, inputs: str | None, argnums: Seque
     module, full = (where, kernel) if colon else (kernel, f"{kernel}:kernel")
     given: Any
     if inputs is not None and inputs.endswith(".safetensors"):
-        given = read(Path(inputs))
+        given = read_inputs(Path(inputs))
     else:
         given = load_function(inputs or f"{module}:inputs")
-    if (why := missing(module)) is not None:
+    if (why := why_it_does_not_run(module)) is not None:
         raise UserError(f"{module} does not run here: {why}")
     if argnums is None and has(f"{module}:ARGNUMS"):
         argnums = tuple(load_attribute(f"{module}:ARGNUMS"))
-    return Named(
+    return KernelPair(
         kernel, load_function(full), load_function(reference or f"{module}:reference"), given,
         None if argnums is None else tuple(argnums),
     )  # fmt: skip
 
 
-def missing(module: str) -> str | None:
+def why_it_does_not_run(module: str) -> str | None:
     """Return why the kernel of a module does not run here, as its ``why_not_here()`` says; None where it does."""
     try:
         found = load_function(f"{module}:why_not_here")()
@@ -54,7 +54,7 @@ def missing(module: str) -> str | None:
     return None if found is None else str(found)
 
 
-def read(path: Path) -> tuple[Any, ...]:
+def read_inputs(path: Path) -> tuple[Any, ...]:
     """Return the inputs a file holds, in order; raises UserError."""
     from safetensors import SafetensorError
     from safetensors.flax import load_file
@@ -68,8 +68,8 @@ def read(path: Path) -> tuple[Any, ...]:
     return tuple(held[str(i)] for i in range(len(held)))
 
 
-def write(path: Path, inputs: Sequence[Any]) -> bool:
-    """Write inputs so that ``read`` gives them again; False, and nothing written, where one is no array of numbers."""
+def write_inputs(path: Path, inputs: Sequence[Any]) -> bool:
+    """Write inputs as ``read_inputs`` takes them; False, and nothing written, where one is no array of numbers."""
     import jax.numpy as jnp
     from safetensors.flax import save
 

@@ -12,7 +12,7 @@ LOWEST = -1e30  # a finite maximum of nothing: −∞ minus −∞ would be NaN
 NO_KEY, UNSEEN = "rows that see no key", "an unseen NaN"
 
 
-def attention(q: Any, k: Any, v: Any, seen: Any, scale: float = 1.0) -> Any:
+def float32_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: float = 1.0) -> Any:
     """Return attention [..., T, D] in the format of ``q``, computed in float32.
 
     ``q`` [..., T, D]; ``k``, ``v`` [..., S, D]; ``seen`` [..., T, S] truth values. What a query does not see adds
@@ -34,7 +34,7 @@ def causal(queries: int, keys: int) -> Any:
     return np.arange(queries)[:, None] >= np.arange(keys)[None, :]
 
 
-def same(of_queries: Any, of_keys: Any) -> Any:
+def same_segment(of_queries: jax.Array, of_keys: jax.Array) -> Any:
     """Return truth values [..., T, S]: whether query and key are of one segment."""
     return of_queries[..., :, None] == of_keys[..., None, :]
 
@@ -45,20 +45,20 @@ def draws(seed: int, dtype: str, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes)
 
 
-def interpreted(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def with_interpreter(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a Pallas TPU kernel that is run in interpret mode where there is no TPU, in both passes.
 
     Its products are then a CPU's, float32 where a TPU would make passes in bfloat16.
     """
 
     def run(*arrays: Any) -> Any:
-        return kernel(*arrays) if jax.default_backend() == "tpu" else _interpreted(kernel, *arrays)
+        return kernel(*arrays) if jax.default_backend() == "tpu" else _run_interpreted(kernel, *arrays)
 
     return run
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _interpreted(kernel: Callable[..., Any], *arrays: Any) -> Any:
+def _run_interpreted(kernel: Callable[..., Any], *arrays: Any) -> Any:
     with _mode():
         return kernel(*arrays)
 
@@ -73,7 +73,7 @@ def _backward(_kernel: Callable[..., Any], pull: Any, cotangents: Any) -> Any:
         return pull(cotangents)
 
 
-_interpreted.defvjp(_forward, _backward)
+_run_interpreted.defvjp(_forward, _backward)
 
 
 def _mode() -> Any:

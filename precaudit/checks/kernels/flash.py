@@ -6,14 +6,23 @@ al. 2022. The kernel is JAX's own (Apache-2.0), wrapped: nothing of it is writte
 
 from typing import Any
 
+import jax
 import numpy as np
 
-from precaudit.checks.kernels.attention import NO_KEY, UNSEEN, attention, causal, draws, interpreted, same
+from precaudit.checks.kernels.attention import (
+    NO_KEY,
+    UNSEEN,
+    causal,
+    draws,
+    float32_attention,
+    same_segment,
+    with_interpreter,
+)
 
 ARGNUMS = (0, 1, 2)
 
 
-def compiled(q: Any, k: Any, v: Any, q_segments: Any, kv_segments: Any) -> Any:
+def flash_attention(q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, kv_segments: jax.Array) -> Any:
     """Return attention [B, H, T, D] of ``q``, ``k``, ``v`` [B, H, T, D], as a TPU compiles it.
 
     ``q_segments``, ``kv_segments``: int32 [B, T]. T: a multiple of the blocks, 128 each.
@@ -25,13 +34,13 @@ def compiled(q: Any, k: Any, v: Any, q_segments: Any, kv_segments: Any) -> Any:
     return plain(q, k, v, segment_ids=segments, causal=True, sm_scale=q.shape[-1] ** -0.5)
 
 
-kernel = interpreted(compiled)
+kernel = with_interpreter(flash_attention)
 
 
-def reference(q: Any, k: Any, v: Any, q_segments: Any, kv_segments: Any) -> Any:
+def reference(q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, kv_segments: jax.Array) -> Any:
     """Return the same by the formula, in float32."""
-    seen = same(q_segments, kv_segments)[:, None] & causal(q.shape[2], k.shape[2])
-    return attention(q, k, v, seen, q.shape[-1] ** -0.5)
+    seen = same_segment(q_segments, kv_segments)[:, None] & causal(q.shape[2], k.shape[2])
+    return float32_attention(q, k, v, seen, q.shape[-1] ** -0.5)
 
 
 def inputs(seed: int, dtype: str = "float32", size: tuple[int, int, int, int] = (1, 1, 256, 16)) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 
 from precaudit.checks.kernels import losses
 from precaudit.checks.kernels.double_word import Pair
-from precaudit.checks.kernels.streaming import Sums, probabilities
+from precaudit.checks.kernels.streaming import ColumnSums, probabilities
 
 ARGNUMS = (0,)
 BLOCK = (16, 2048)  # tokens and columns of a tile
@@ -25,8 +25,8 @@ ROWS, LANES = 8, 128  # that a TPU pads arrays to
 
 
 def kernel(
-    logits: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0,
-    block: tuple[int, int] = BLOCK, **loss: Any,
+    logits: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array, mask: jax.Array, *,
+    temperature: float = 1.0, block: tuple[int, int] = BLOCK, **loss: Any,
 ) -> Any:  # fmt: skip
     """Return the GRPO loss, a float32 scalar, of ``logits`` [..., T, V] in any float format.
 
@@ -34,12 +34,20 @@ def kernel(
     by all but ``tokens`` and ``mask``; that by logits is in their format. Any T and V.
     """
     rows = logits.reshape(-1, logits.shape[-1])
-    logp, rest = chosen(rows, tokens.reshape(-1), temperature, block)
+    logp, rest = token_log_probabilities(rows, tokens.reshape(-1), temperature, block)
     return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
 
 
 def reference(
-    logits: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0, **loss: Any
+    logits: jax.Array,
+    tokens: jax.Array,
+    old: jax.Array,
+    ref: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    temperature: float = 1.0,
+    **loss: Any,
 ) -> Any:
     """Return the same by ``log_softmax`` in float32."""
     logp = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
@@ -67,7 +75,7 @@ def inputs(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def chosen(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Pair:
+def token_log_probabilities(logits: jax.Array, tokens: jax.Array, temperature: float, block: tuple[int, int]) -> Pair:
     """Return log-probabilities [T] of tokens [T] under logits [T, V] / temperature, and what float32 lost of them.
 
     Derivatives are the first's.
@@ -75,35 +83,35 @@ def chosen(logits: Any, tokens: Any, temperature: float, block: tuple[int, int])
     return _forward(logits, tokens, temperature, block)[0]
 
 
-def _forward(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Any:
-    way = Way.of(logits.shape, block)
-    each = jax.ShapeDtypeStruct(way.turned((logits.shape[0], 1)), jnp.float32)
+def _forward(logits: jax.Array, tokens: jax.Array, temperature: float, block: tuple[int, int]) -> Any:
+    way = TileLayout.of(logits.shape, block)
+    each = jax.ShapeDtypeStruct(way.layout_shape((logits.shape[0], 1)), jnp.float32)
     run = partial(
         pl.pallas_call, partial(_stream, logits.shape[1], way.axis, temperature), grid=way.grid,
         in_specs=[way.tile, way.row], out_specs=[way.row] * 4, out_shape=[each] * 4, name="grpo_forward",
     )  # fmt: skip
-    sums = Sums(*_anywhere(run, way.laid(logits), way.laid(tokens[:, None])))
+    sums = ColumnSums(*_anywhere(run, way.lay_out(logits), way.lay_out(tokens[:, None])))
     high, low = sums.log_probability(temperature)
     return (high.reshape(-1), low.reshape(-1)), (logits, tokens, sums)
 
 
-def _backward(temperature: float, block: tuple[int, int], saved: Any, g: Any) -> Any:
+def _backward(temperature: float, block: tuple[int, int], saved: Any, g: jax.Array) -> Any:
     logits, tokens, sums = saved
-    way = Way.of(logits.shape, block)
+    way = TileLayout.of(logits.shape, block)
     run = partial(
         pl.pallas_call, partial(_gradient, way.axis, temperature), grid=way.grid,
         in_specs=[way.tile, *[way.row] * 5], out_specs=way.tile, name="grpo_backward",
-        out_shape=jax.ShapeDtypeStruct(way.turned(logits.shape), logits.dtype),
+        out_shape=jax.ShapeDtypeStruct(way.layout_shape(logits.shape), logits.dtype),
     )  # fmt: skip
-    slope = way.laid((g[0] / temperature)[:, None])
-    rows = (way.laid(tokens[:, None]), sums.shift, sums.high, sums.low, slope)
-    return way.laid(_anywhere(run, way.laid(logits), *rows)), None
+    slope = way.lay_out((g[0] / temperature)[:, None])
+    rows = (way.lay_out(tokens[:, None]), sums.shift, sums.high, sums.low, slope)
+    return way.lay_out(_anywhere(run, way.lay_out(logits), *rows)), None
 
 
-chosen.defvjp(_forward, _backward)
+token_log_probabilities.defvjp(_forward, _backward)
 
 
-class Way(NamedTuple):
+class TileLayout(NamedTuple):
     """How tiles lie: the vocabulary along ``axis`` 1, or 0 with tokens along the lanes.
 
     A TPU's compiler hands over [1024, 151643] with tokens along its 128 lanes: that takes less padding. A kernel that
@@ -115,31 +123,33 @@ class Way(NamedTuple):
     grid: tuple[int, int]
 
     @classmethod
-    def of(cls, shape: tuple[int, int], block: tuple[int, int]) -> "Way":
+    def of(cls, shape: tuple[int, int], block: tuple[int, int]) -> "TileLayout":
         """Return the way of the layout that is padded less, rows to 8 and lanes to 128."""
         (t, v), (rows, columns) = shape, block
         turned = _up(t, LANES) * _up(v, ROWS) < _up(t, ROWS) * _up(v, LANES)
         block = (LANES if turned else rows, columns)
         return cls(0 if turned else 1, block, (pl.cdiv(t, block[0]), pl.cdiv(v, columns)))
 
-    def turned(self, shape: tuple[int, int]) -> tuple[int, int]:
+    def layout_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return a shape as it lies."""
         return shape if self.axis else shape[::-1]
 
-    def laid(self, x: Any) -> Any:
+    def lay_out(self, x: jax.Array) -> Any:
         """Return an array as it lies, or one that lies so as it was."""
         return x if self.axis else x.T
 
     @property
     def tile(self) -> Any:
         """Blocks of logits: grid (tokens, vocabulary)."""
-        return pl.BlockSpec(self.turned(self.block), (lambda i, j: (i, j)) if self.axis else (lambda i, j: (j, i)))
+        return pl.BlockSpec(
+            self.layout_shape(self.block), (lambda i, j: (i, j)) if self.axis else (lambda i, j: (j, i))
+        )
 
     @property
     def row(self) -> Any:
         """Blocks of one number a token."""
         at = (lambda i, _j: (i, 0)) if self.axis else (lambda i, _j: (0, i))
-        return pl.BlockSpec(self.turned((self.block[0], 1)), at)
+        return pl.BlockSpec(self.layout_shape((self.block[0], 1)), at)
 
 
 def _up(n: int, unit: int) -> int:
@@ -151,28 +161,36 @@ def _anywhere(run: Any, *arrays: Any) -> Any:
     return lax.platform_dependent(*arrays, tpu=lambda *x: run()(*x), default=lambda *x: run(interpret=True)(*x))
 
 
-def _columns(x_ref: Any, axis: int) -> Any:
+def _columns(x_ref: jax.Array, axis: int) -> Any:
     """Return the vocabulary's index of every element of a tile."""
     return pl.program_id(1) * x_ref.shape[axis] + lax.broadcasted_iota(jnp.int32, x_ref.shape, axis)
 
 
-def _stream(v: int, axis: int, temperature: float, x_ref: Any, token_ref: Any, *out: Any) -> None:
+def _stream(v: int, axis: int, temperature: float, x_ref: jax.Array, token_ref: jax.Array, *out: Any) -> None:
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        for ref, x in zip(out, Sums.none(out[0]), strict=True):
+        for ref, x in zip(out, ColumnSums.none(out[0]), strict=True):
             ref[...] = x
 
     column = _columns(x_ref, axis)
     x = jnp.where(column < v, x_ref[...].astype(jnp.float32), -jnp.inf)  # beyond the last column a tile holds anything
-    sums = Sums(*(ref[...] for ref in out)).with_tile(x, column == token_ref[...], temperature, axis)
+    sums = ColumnSums(*(ref[...] for ref in out)).with_tile(x, column == token_ref[...], temperature, axis)
     for ref, x in zip(out, sums, strict=True):
         ref[...] = x
 
 
 def _gradient(
-    axis: int, temperature: float, x_ref: Any, token_ref: Any, shift: Any, high: Any, low: Any, slope: Any, d_ref: Any
+    axis: int,
+    temperature: float,
+    x_ref: jax.Array,
+    token_ref: jax.Array,
+    shift: jax.Array,
+    high: jax.Array,
+    low: jax.Array,
+    slope: jax.Array,
+    d_ref: jax.Array,
 ) -> None:
-    sums = Sums(shift[...], high[...], low[...], None)
+    sums = ColumnSums(shift[...], high[...], low[...], None)
     p = probabilities(x_ref[...].astype(jnp.float32), sums, temperature)
     hot = jnp.where(_columns(x_ref, axis) == token_ref[...], 1.0, 0.0)
     d_ref[...] = ((hot - p) * slope[...]).astype(d_ref.dtype)

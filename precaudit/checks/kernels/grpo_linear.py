@@ -4,7 +4,7 @@ log p = log softmax(hidden · headᵀ / temperature)[token]. Forward: tiles of l
 (``streaming``). Backward, with d = g (1[token] − p) / temperature made again a tile at a time: dhidden = d · head, tile
 after tile of the vocabulary for some tokens; dhead = dᵀ · hidden, tile after tile of tokens for some columns. Both are
 added up in pairs. The logits are made three times, so that neither pass holds more than tiles, beyond inputs,
-gradients and some float32 a token (the losses' own, and ``Sums``).
+gradients and some float32 a token (the losses' own, and ``ColumnSums``).
 
 A tile's product is not what a large one is: XLA:CPU adds up 128 terms at a time in large products, and all of a small
 one after another. Logits of 256 terms are 5.7e-7 off so, 4.1e-7 as a part of all of them (root mean square, ``make
@@ -24,8 +24,8 @@ import numpy as np
 from jax import lax
 
 from precaudit.checks.kernels import losses
-from precaudit.checks.kernels.double_word import Pair, added
-from precaudit.checks.kernels.streaming import Sums, probabilities
+from precaudit.checks.kernels.double_word import Pair, add
+from precaudit.checks.kernels.streaming import ColumnSums, probabilities
 
 ARGNUMS = (0, 1)
 BLOCK = (256, 2048)  # tokens and columns of a tile
@@ -33,8 +33,8 @@ WIDTH = 128  # terms of a product that are added up at once
 
 
 def kernel(
-    hidden: Any, head: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0,
-    block: tuple[int, int] = BLOCK, **loss: Any,
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array,
+    mask: jax.Array, *, temperature: float = 1.0, block: tuple[int, int] = BLOCK, **loss: Any,
 ) -> Any:  # fmt: skip
     """Return the GRPO loss, a float32 scalar, of ``hidden`` [..., T, D] and ``head`` [V, D], floats of any format.
 
@@ -42,13 +42,13 @@ def kernel(
     by all but ``tokens`` and ``mask``, in the formats of what they are by. Any T, V and D.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
-    logp, rest = chosen(rows, head, tokens.reshape(-1), temperature, block)
+    logp, rest = token_log_probabilities(rows, head, tokens.reshape(-1), temperature, block)
     return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
 
 
 def reference(
-    hidden: Any, head: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0,
-    **loss: Any,
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array,
+    mask: jax.Array, *, temperature: float = 1.0, **loss: Any,
 ) -> Any:  # fmt: skip
     """Return the same by all logits at once, in float32, and their ``log_softmax``."""
     logits = jnp.einsum(
@@ -85,7 +85,9 @@ def inputs(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def chosen(hidden: Any, head: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Pair:
+def token_log_probabilities(
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, temperature: float, block: tuple[int, int]
+) -> Pair:
     """Return log-probabilities [T] of tokens [T], ``hidden`` [T, D], ``head`` [V, D], and what float32 lost of them.
 
     Derivatives are the first's.
@@ -93,57 +95,57 @@ def chosen(hidden: Any, head: Any, tokens: Any, temperature: float, block: tuple
     return _forward(hidden, head, tokens, temperature, block)[0]
 
 
-def _forward(hidden: Any, head: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Any:
+def _forward(hidden: jax.Array, head: jax.Array, tokens: jax.Array, temperature: float, block: tuple[int, int]) -> Any:
     by_tokens, by_columns = Tiles(len(hidden), block[0]), Tiles(len(head), block[1])
 
-    def some(i: Any) -> Sums:
+    def some(i: jax.Array) -> ColumnSums:
         h, token = by_tokens.cut(hidden, i), by_tokens.cut(tokens, i)[:, None]
 
-        def with_columns(sums: Sums, j: Any) -> Sums:
-            x = jnp.where(by_columns.fresh(j)[None], product(h, by_columns.cut(head, j), (1, 1)), -jnp.inf)
+        def with_columns(sums: ColumnSums, j: jax.Array) -> ColumnSums:
+            x = jnp.where(by_columns.fresh(j)[None], tile_product(h, by_columns.cut(head, j), (1, 1)), -jnp.inf)
             return sums.with_tile(x, (by_columns.rows(j)[None] == token) & by_columns.fresh(j)[None], temperature, 1)
 
-        return by_columns.folded(with_columns, Sums.none(jnp.zeros((len(h), 1), jnp.float32)))
+        return by_columns.fold(with_columns, ColumnSums.none(jnp.zeros((len(h), 1), jnp.float32)))
 
-    sums = by_tokens.joined(some)
+    sums = by_tokens.concatenate(some)
     high, low = sums.log_probability(temperature)
     return (high[:, 0], low[:, 0]), (hidden, head, tokens, sums)
 
 
-def _backward(temperature: float, block: tuple[int, int], saved: Any, g: Any) -> Any:
+def _backward(temperature: float, block: tuple[int, int], saved: Any, g: jax.Array) -> Any:
     hidden, head, tokens, sums = saved
     by_tokens, by_columns = Tiles(len(hidden), block[0]), Tiles(len(head), block[1])
     each = (hidden, tokens[:, None], sums._replace(chosen=(g[0] / temperature)[:, None]))
 
-    def slopes(rows: Any, w: Any, j: Any) -> Any:
+    def slopes(rows: jax.Array, w: jax.Array, j: jax.Array) -> Any:
         h, token, known = rows
-        p = probabilities(product(h, w, (1, 1)), known, temperature)
+        p = probabilities(tile_product(h, w, (1, 1)), known, temperature)
         return (jnp.where(by_columns.rows(j)[None] == token, 1.0, 0.0) - p) * known.chosen
 
-    def of_tokens(i: Any) -> Any:
+    def of_tokens(i: jax.Array) -> Any:
         rows = by_tokens.cut(each, i)
 
-        def with_columns(total: Pair, j: Any) -> Pair:
+        def with_columns(total: Pair, j: jax.Array) -> Pair:
             w = by_columns.cut(head, j)
             d = jnp.where(by_columns.fresh(j)[None], slopes(rows, w, j), 0.0)
-            return product(d, w, (1, 0), total)
+            return tile_product(d, w, (1, 0), total)
 
-        return by_columns.folded(with_columns, _nothing(rows[0]))[0].astype(hidden.dtype)
+        return by_columns.fold(with_columns, _nothing(rows[0]))[0].astype(hidden.dtype)
 
-    def of_columns(j: Any) -> Any:
+    def of_columns(j: jax.Array) -> Any:
         w = by_columns.cut(head, j)
 
-        def with_tokens(total: Pair, i: Any) -> Pair:
+        def with_tokens(total: Pair, i: jax.Array) -> Pair:
             rows = by_tokens.cut(each, i)
             d = jnp.where(by_tokens.fresh(i)[:, None], slopes(rows, w, j), 0.0)
-            return product(d, rows[0], (0, 0), total)
+            return tile_product(d, rows[0], (0, 0), total)
 
-        return by_tokens.folded(with_tokens, _nothing(w))[0].astype(head.dtype)
+        return by_tokens.fold(with_tokens, _nothing(w))[0].astype(head.dtype)
 
-    return by_tokens.joined(of_tokens), by_columns.joined(of_columns), None
+    return by_tokens.concatenate(of_tokens), by_columns.concatenate(of_columns), None
 
 
-chosen.defvjp(_forward, _backward)
+token_log_probabilities.defvjp(_forward, _backward)
 
 
 class Tiles(NamedTuple):
@@ -157,49 +159,49 @@ class Tiles(NamedTuple):
         """How many rows a tile has."""
         return min(self.n, self.wanted)
 
-    def start(self, i: Any) -> Any:
+    def start(self, i: jax.Array) -> Any:
         """Return the first row of tile ``i``."""
         return jnp.minimum(i * self.size, self.n - self.size)
 
-    def rows(self, i: Any) -> Any:
+    def rows(self, i: jax.Array) -> Any:
         """Return the rows of tile ``i``."""
         return self.start(i) + jnp.arange(self.size)
 
-    def fresh(self, i: Any) -> Any:
+    def fresh(self, i: jax.Array) -> Any:
         """Return which of them were in no tile before."""
         return self.rows(i) >= i * self.size
 
-    def cut(self, x: Any, i: Any) -> Any:
+    def cut(self, x: jax.Array, i: jax.Array) -> Any:
         """Return tile ``i`` of arrays of ``n`` rows."""
         return jax.tree.map(lambda y: lax.dynamic_slice_in_dim(y, self.start(i), self.size), x)
 
-    def folded(self, step: Callable[[Any, Any], Any], start: Any) -> Any:
+    def fold(self, step: Callable[[Any, Any], Any], start: Any) -> Any:
         """Return ``step(step(start, 0), 1)`` and so on."""
         return lax.fori_loop(0, -(-self.n // self.size), lambda i, x: step(x, i), start)
 
-    def joined(self, make: Callable[[Any], Any]) -> Any:
+    def concatenate(self, make: Callable[[Any], Any]) -> Any:
         """Return the arrays of ``n`` rows whose tiles ``make`` returns."""
         like = jax.eval_shape(make, jnp.int32(0))
         whole = jax.tree.map(lambda x: jnp.zeros((self.n, *x.shape[1:]), x.dtype), like)
 
-        def step(found: Any, i: Any) -> Any:
+        def step(found: Any, i: jax.Array) -> Any:
             return jax.tree.map(lambda y, x: lax.dynamic_update_slice_in_dim(y, x, self.start(i), 0), found, make(i))
 
-        return self.folded(step, whole)
+        return self.fold(step, whole)
 
 
-def product(a: Any, b: Any, axes: tuple[int, int], total: Pair | None = None) -> Any:
+def tile_product(a: jax.Array, b: jax.Array, axes: tuple[int, int], total: Pair | None = None) -> Any:
     """Return a · b, float32, summed along an axis of each; added to ``total``, a pair, where there is one.
 
     WIDTH terms at a time, the parts added up in pairs; on a TPU at once.
     """
     pair = total is not None
 
-    def at_once(a: Any, b: Any, *total: Any) -> Any:
+    def at_once(a: jax.Array, b: jax.Array, *total: Any) -> Any:
         found = _dot(a, b, axes)
-        return added(total, found) if pair else found
+        return add(total, found) if pair else found
 
-    def in_parts(a: Any, b: Any, *total: Any) -> Any:
+    def in_parts(a: jax.Array, b: jax.Array, *total: Any) -> Any:
         n = a.shape[axes[0]]
 
         def part(k: int) -> Any:
@@ -209,13 +211,13 @@ def product(a: Any, b: Any, axes: tuple[int, int], total: Pair | None = None) ->
         parts = map(part, range(0, n, WIDTH))
         found = total or (next(parts), jnp.float32(0.0))
         for more in parts:
-            found = added(found, more)
+            found = add(found, more)
         return found if pair else found[0]
 
     return lax.platform_dependent(a, b, *(total or ()), tpu=at_once, default=in_parts)
 
 
-def _dot(a: Any, b: Any, axes: tuple[int, int]) -> Any:
+def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> Any:
     if a.dtype != b.dtype:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return lax.dot_general(
@@ -223,6 +225,6 @@ def _dot(a: Any, b: Any, axes: tuple[int, int]) -> Any:
     )
 
 
-def _nothing(x: Any) -> Pair:
+def _nothing(x: jax.Array) -> Pair:
     zeros = jnp.zeros(x.shape, jnp.float32)
     return zeros, zeros

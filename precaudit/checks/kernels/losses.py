@@ -2,15 +2,17 @@
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 Normalisation = Literal["tokens", "sequences", "positions"]
 LOW, HIGH, BETA = 0.2, 0.2, 0.04
 
 
 def grpo(
-    logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, low: float = LOW, high: float = HIGH,
-    beta: float = BETA, over: Normalisation = "tokens", rest: Any = 0.0,
+    logp: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array, mask: jax.Array, *,
+    low: float = LOW, high: float = HIGH, beta: float = BETA, over: Normalisation = "tokens", rest: ArrayLike = 0.0,
 ) -> Any:  # fmt: skip
     """Return the loss, a float32 scalar, of log-probabilities [..., T] of chosen tokens.
 

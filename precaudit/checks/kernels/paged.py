@@ -7,16 +7,19 @@ queries come scaled, several heads share keys. Forward only: JAX defines no deri
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.checks.kernels.attention import NO_KEY, UNSEEN, attention, draws, interpreted
+from precaudit.checks.kernels.attention import NO_KEY, UNSEEN, draws, float32_attention, with_interpreter
 
 ARGNUMS = ()
 BLOCK = 4  # pages that are read at once
 
 
-def compiled(q: Any, k_pages: Any, v_pages: Any, lengths: Any, page_indices: Any) -> Any:
+def paged_attention(
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, lengths: jax.Array, page_indices: jax.Array
+) -> Any:
     """Return attention [B, H, D] of ``q`` (scaled) [B, H, D], as a TPU compiles it.
 
     ``k_pages``, ``v_pages`` [G, P, page, D], G a divisor of H; ``lengths`` int32 [B]; ``page_indices`` int32 [B, N], N
@@ -27,16 +30,16 @@ def compiled(q: Any, k_pages: Any, v_pages: Any, lengths: Any, page_indices: Any
     return paged_attention(q, k_pages, v_pages, lengths, page_indices, pages_per_compute_block=BLOCK)
 
 
-kernel = interpreted(compiled)
+kernel = with_interpreter(paged_attention)
 
 
-def reference(q: Any, k_pages: Any, v_pages: Any, lengths: Any, page_indices: Any) -> Any:
+def reference(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, lengths: jax.Array, page_indices: jax.Array) -> Any:
     """Return the same by the formula, in float32."""
     (b, h, d), g = q.shape, k_pages.shape[0]
     k, v = (jnp.moveaxis(x[:, page_indices], 0, 1).reshape(b, g, -1, d) for x in (k_pages, v_pages))
     seen = jnp.arange(k.shape[2]) < lengths[:, None, None, None]
     grouped = q.reshape(b, g, h // g, d)
-    return attention(grouped, k, v, jnp.broadcast_to(seen, (*grouped.shape[:-1], k.shape[2]))).reshape(b, h, d)
+    return float32_attention(grouped, k, v, jnp.broadcast_to(seen, (*grouped.shape[:-1], k.shape[2]))).reshape(b, h, d)
 
 
 def inputs(

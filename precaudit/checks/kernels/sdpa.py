@@ -9,22 +9,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from precaudit.checks.kernels.attention import NO_KEY, UNSEEN, attention, causal, draws
+from precaudit.checks.kernels.attention import NO_KEY, UNSEEN, causal, draws, float32_attention
 
 ARGNUMS = (0, 1, 2)
 
 
-def kernel(q: Any, k: Any, v: Any, mask: Any) -> Any:
+def kernel(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Any:
     """Return attention [B, T, H, D] of ``q`` [B, T, H, D] and ``k``, ``v`` [B, S, H, D]; ``mask`` [B, S], of keys."""
     seen = mask[:, None, None, :]
     return jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=True, implementation="xla")
 
 
-def reference(q: Any, k: Any, v: Any, mask: Any) -> Any:
+def reference(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Any:
     """Return the same by the formula, in float32."""
     seen = mask[:, None, None, :] & causal(q.shape[1], k.shape[1])
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return attention(q, k, v, seen, q.shape[-1] ** -0.5).swapaxes(1, 2)
+    return float32_attention(q, k, v, seen, q.shape[-1] ** -0.5).swapaxes(1, 2)
 
 
 def inputs(seed: int, dtype: str = "float32", size: tuple[int, int, int, int] = (1, 48, 2, 16)) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.checks.lint.flow import Carried, Equation, Graph, user_frames
-from precaudit.interpreters.jaxpr.jax_versions import bodies, called, closed, frames, scanned
+from precaudit.interpreters.jaxpr.jax_versions import bodies, body_of_call, frames, open_jaxpr, scan_counts
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
 LOOPS = ("scan", "while", "cond")
@@ -17,7 +17,7 @@ WRITES = ("swap", "masked_swap", "addupdate")
 def build(jaxpr: Any) -> Graph:
     """Return the graph of a program, a closed jaxpr."""
     builder = _Builder()
-    body, consts = closed(jaxpr)
+    body, consts = open_jaxpr(jaxpr)
     results = builder.run(body, consts, [builder.value(v.aval) for v in body.invars], (), ())
     return Graph(
         tuple(builder.equations), builder.makers, {v: tuple(x) for v, x in builder.joins.items()}, builder.constants,
@@ -72,7 +72,7 @@ class _Builder:
         for i, var in enumerate(jaxpr.constvars[len(closed_over) :], len(closed_over)):
             known[var] = self.constant(var.aval, consts[i]) if i < len(consts) else self.value(var.aval)
 
-        def read(var: Any) -> int:
+        def node_of(var: Any) -> int:
             return self.constant(var.aval, var.val) if hasattr(var, "val") else known[var]
 
         for e in jaxpr.eqns:
@@ -80,7 +80,7 @@ class _Builder:
             path = (*names, *(x for x in stack.split("/") if x))
             own = user_frames(f"{file}:{line}" for file, line, *_ in frames(e))
             whole = own if own[-len(around) :] == around else (*own, *around)
-            inputs = [read(v) for v in e.invars]
+            inputs = [node_of(v) for v in e.invars]
             at = len(self.equations)
             outputs = self.outputs(e, inputs, path, whole)
             inner = outputs is not None
@@ -90,7 +90,7 @@ class _Builder:
             if not inner:
                 self.makers.update(dict.fromkeys(made, found))
             known.update(zip(e.outvars, made, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return [node_of(v) for v in jaxpr.outvars]
 
     def outputs(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int] | None:
         """Take in the bodies of an equation; return the numbers of its results where they are those of a body."""
@@ -107,7 +107,7 @@ class _Builder:
                 self.join(v, source)
             return made
         if name in CALLS or name == "shard_map":
-            body, consts = called(params, CALLS.get(name, "jaxpr"))
+            body, consts = body_of_call(params, CALLS.get(name, "jaxpr"))
             if len(body.invars) == len(inputs) and len(body.outvars) == len(e.outvars):
                 return self.run(body, consts, inputs, names, around)
         for value in params.values():
@@ -118,7 +118,7 @@ class _Builder:
 
     def kernel(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
         """Take in a Pallas kernel: its references are what it is given, what it makes, and memory of its own."""
-        body, _ = closed(e.params["jaxpr"])
+        body, _ = open_jaxpr(e.params["jaxpr"])
         n = getattr(e.params["grid_mapping"], "num_dynamic_grid_bounds", 0)
         references = [self.value(v.aval) for v in body.invars]
         for reference, given in zip(references, inputs[n:], strict=False):
@@ -141,8 +141,8 @@ class _Builder:
 
     def scan_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
         """Take in a scan: what a step carries is its first value or what the step before left."""
-        body, consts = closed(e.params["jaxpr"])
-        n, m = scanned(e.params)
+        body, consts = open_jaxpr(e.params["jaxpr"])
+        n, m = scan_counts(e.params)
         given = [*inputs[:n], *(self.value(v.aval) for v in body.invars[n:])]
         outer = self.steps
         self.steps = outer or int(e.params["length"])
@@ -161,7 +161,7 @@ class _Builder:
     def while_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
         """Take in a loop with a condition."""
         n, m = e.params["cond_nconsts"], e.params["body_nconsts"]
-        (condition, known), (body, consts) = closed(e.params["cond_jaxpr"]), closed(e.params["body_jaxpr"])
+        (condition, known), (body, consts) = open_jaxpr(e.params["cond_jaxpr"]), open_jaxpr(e.params["body_jaxpr"])
         carried = [self.value(v.aval) for v in body.invars[m:]]
         (goes_on,) = self.run(condition, known, [*inputs[:n], *carried], names, around)
         left = self.run(body, consts, [*inputs[n : n + m], *carried], names, around)
@@ -176,7 +176,7 @@ class _Builder:
         """Take in the branches of a condition."""
         made = [self.value(v.aval) for v in e.outvars]
         for branch in e.params["branches"]:
-            left = self.run(*closed(branch), inputs[1:], names, around)
+            left = self.run(*open_jaxpr(branch), inputs[1:], names, around)
             for v, source in zip(made, left, strict=True):
                 self.join(v, source)
         return made

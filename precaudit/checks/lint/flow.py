@@ -45,7 +45,7 @@ class Equation:
     @property
     def source(self) -> str:
         """FILE:LINE of the user's line; "" where JAX kept none."""
-        return line_of(self.frames)
+        return innermost_line(self.frames)
 
     @property
     def point(self) -> str:
@@ -114,7 +114,7 @@ class Graph:
         return {v: tuple(x) for v, x in found.items()}
 
     @cached_property
-    def joined(self) -> Mapping[int, tuple[int, ...]]:
+    def flows_into(self) -> Mapping[int, tuple[int, ...]]:
         """{value: those it flows into as it is}."""
         found: dict[int, list[int]] = {}
         for v, sources in self.joins.items():
@@ -146,7 +146,7 @@ class Graph:
             if v in seen:
                 continue
             seen[v] = None
-            todo.extend(self.joined.get(v, ()))
+            todo.extend(self.flows_into.get(v, ()))
             for e in self.users.get(v, ()):
                 if any(e.inputs[k] == v for k in passes(e)):
                     todo.extend(e.outputs)
@@ -159,7 +159,7 @@ class Graph:
             return ()
         return tuple(user for v in moved for user in self.users.get(v, ()) if not in_place(user))
 
-    def rounded(self, value: int) -> bool:
+    def is_rounded_by_all(self, value: int) -> bool:
         """Whether all that reads a value rounds it to bfloat16 or float16."""
         readers = self.readers(value)
         return bool(readers) and all(e.rounds for e in readers)
@@ -211,7 +211,7 @@ def in_place(e: Equation) -> Iterable[int]:
     return as_moved(e) if e.primitive in MOVES else ()
 
 
-def scaled(graph: Graph, e: Equation) -> Iterable[int]:
+def through_scaling(graph: Graph, e: Equation) -> Iterable[int]:
     """Pass through what moves values, converts them, and multiplies or divides them by one number."""
     if e.primitive == "mul":
         return tuple(k for k in (0, 1) if graph.single(e.inputs[1 - k]))
@@ -220,14 +220,14 @@ def scaled(graph: Graph, e: Equation) -> Iterable[int]:
     return as_moved(e)
 
 
-def widened(graph: Graph, e: Equation, i: int) -> bool:
+def is_cast_up(graph: Graph, e: Equation, i: int) -> bool:
     """Whether input ``i`` is nothing but bfloat16 or narrower values, cast up: one pass loses nothing of it."""
     values = graph.behind(e.inputs[i], in_place)
     ends = [v for v in values if v not in graph.joins and not any(True for _ in _inputs(graph, v))]
-    return bool(ends) and all(_held(graph, v) for v in ends)
+    return bool(ends) and all(_fits_bfloat16(graph, v) for v in ends)
 
 
-def line_of(frames: Sequence[str]) -> str:
+def innermost_line(frames: Sequence[str]) -> str:
     """Return the innermost line of a user's code: outside libraries and Python's own; where none is, the innermost."""
     own = (x for x in frames if not LIBRARIES.search(x) and Path(x).parent != STANDARD)
     return next(own, frames[0] if frames else "")
@@ -243,7 +243,7 @@ def _inputs(graph: Graph, value: int) -> Iterable[int]:
     return () if e is None else in_place(e)
 
 
-def _held(graph: Graph, value: int) -> bool:
+def _fits_bfloat16(graph: Graph, value: int) -> bool:
     """Whether it is cast up from a format that a bfloat16 holds, or a number that one holds."""
     e = graph.makers.get(value)
     if e is not None and e.primitive == "convert_element_type" and e.dtype() in EIGHT_BITS:

@@ -21,7 +21,7 @@ PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_gen
 HELD = {name: 2.0 ** (ml_dtypes.finfo(name).nmant + 1) for name in FLOATS}  # every whole number up to this one
 
 
-class Range(NamedTuple):
+class WholeRange(NamedTuple):
     """Whole numbers from ``low`` to ``high``, all of them multiples of ``step``, a power of two."""
 
     low: float
@@ -37,24 +37,24 @@ class Range(NamedTuple):
         """Whether a float format does not hold all of them exactly."""
         return self.most > HELD[dtype] * self.step
 
-    def within(self, other: "Range") -> bool:
+    def within(self, other: "WholeRange") -> bool:
         """Whether all of them lie in another range."""
         return self.low >= other.low and self.high <= other.high and self.step >= other.step
 
 
-def default(dtype: str) -> Range | None:
+def default(dtype: str) -> WholeRange | None:
     """Return what a format alone says of a value: of eight bits and fewer the range, of more that it may be any."""
     if dtype == "bool":
-        return Range(0, 1)
+        return WholeRange(0, 1)
     if not dtype.lstrip("u").startswith("int"):
         return None
     bits = int(dtype.lstrip("uint"))
     if bits > 8:
-        return Range(0 if dtype[0] == "u" else -ANY, ANY)
-    return Range(0, 2**bits - 1) if dtype[0] == "u" else Range(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        return WholeRange(0 if dtype[0] == "u" else -ANY, ANY)
+    return WholeRange(0, 2**bits - 1) if dtype[0] == "u" else WholeRange(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def of_constant(given: Any) -> Range | None:
+def of_constant(given: Any) -> WholeRange | None:
     """Return the range of a number or an array of the text; None where it is not whole."""
     x = np.asarray(given) if hasattr(given, "dtype") or np.isscalar(given) else np.zeros(0)
     if not 0 < x.size <= LARGEST or not (x.dtype.kind in "biu" or str(x.dtype) in FLOATS):
@@ -62,7 +62,7 @@ def of_constant(given: Any) -> Range | None:
     wide = x.astype(np.float64)
     if not (np.isfinite(wide).all() and (wide == np.round(wide)).all()):
         return None
-    return Range(float(wide.min()), float(wide.max()), _step(wide))
+    return WholeRange(float(wide.min()), float(wide.max()), _step(wide))
 
 
 def _step(x: Any) -> float:
@@ -73,21 +73,21 @@ def _step(x: Any) -> float:
     return step
 
 
-def either(given: Sequence[Range | None]) -> Range | None:
+def either(given: Sequence[WholeRange | None]) -> WholeRange | None:
     """Return the range of what may be one or the other; None where one is not known to be whole."""
     known = [r for r in given if r is not None]
     if not known or len(known) < len(given):
         return None
-    return Range(min(r.low for r in known), max(r.high for r in known), min(r.step for r in known))
+    return WholeRange(min(r.low for r in known), max(r.high for r in known), min(r.step for r in known))
 
 
-def made(e: Equation, given: Sequence[Range | None], k: int) -> Range | None:
+def result_range(e: Equation, given: Sequence[WholeRange | None], k: int) -> WholeRange | None:
     """Return the range of result ``k`` of an equation that calls nothing."""
     name, params, dtype = e.primitive, e.made.params, str(getattr(e.made.outvars[k].aval, "dtype", ""))
     if name == "iota":
-        return Range(0, max(params["shape"][params["dimension"]] - 1, 0))
+        return WholeRange(0, max(params["shape"][params["dimension"]] - 1, 0))
     if name in ("argmax", "argmin"):
-        return Range(0, prod(e.made.invars[0].aval.shape[axis] for axis in params["axes"]) - 1)
+        return WholeRange(0, prod(e.made.invars[0].aval.shape[axis] for axis in params["axes"]) - 1)
     if name in PRODUCTS:
         return None  # sums of quantised products are whole numbers, but count nothing
     if name in SAME and dtype != "bool":
@@ -107,7 +107,7 @@ def made(e: Equation, given: Sequence[Range | None], k: int) -> Range | None:
     return ARITHMETIC[name](*known)
 
 
-def _chosen(name: str, given: Sequence[Range | None]) -> Sequence[Range | None]:
+def _chosen(name: str, given: Sequence[WholeRange | None]) -> Sequence[WholeRange | None]:
     """Return what a result may be of; of a choice that is known, that alone."""
     if name in ("dynamic_update_slice", "scatter"):
         return given[0], given[1 if name == "dynamic_update_slice" else 2]  # what is there and what is put there
@@ -117,66 +117,66 @@ def _chosen(name: str, given: Sequence[Range | None]) -> Sequence[Range | None]:
     return [rest[int(which.low)]] if which is not None and which.low == which.high else rest
 
 
-def _cumulative(e: Equation, x: Range) -> Range:
+def _cumulative(e: Equation, x: WholeRange) -> WholeRange:
     n = e.made.invars[0].aval.shape[e.made.params["axis"]]
-    return Range(min(x.low, n * x.low), max(x.high, n * x.high), x.step)
+    return WholeRange(min(x.low, n * x.low), max(x.high, n * x.high), x.step)
 
 
-def _sum(e: Equation, x: Range) -> Range:
+def _sum(e: Equation, x: WholeRange) -> WholeRange:
     n = prod(e.made.invars[0].aval.shape[axis] for axis in e.made.params["axes"])
-    return Range(times(n, x.low), times(n, x.high), x.step)
+    return WholeRange(product_range(n, x.low), product_range(n, x.high), x.step)
 
 
-def _power(e: Equation, x: Range) -> Range | None:
+def _power(e: Equation, x: WholeRange) -> WholeRange | None:
     y = e.made.params["y"]
     return reduce(_product, [x] * y) if y > 0 else None
 
 
-def times(a: float, b: float) -> float:
+def product_range(a: float, b: float) -> float:
     """Return a product in which nothing times any number is nothing."""
     return a * b if a and b else 0.0
 
 
-def _product(a: Range, b: Range) -> Range:
-    ends = [times(x, y) for x in a[:2] for y in b[:2]]
-    return Range(min(ends), max(ends), a.step * b.step)
+def _product(a: WholeRange, b: WholeRange) -> WholeRange:
+    ends = [product_range(x, y) for x in a[:2] for y in b[:2]]
+    return WholeRange(min(ends), max(ends), a.step * b.step)
 
 
-def _remainder(a: Range, b: Range) -> Range:
+def _remainder(a: WholeRange, b: WholeRange) -> WholeRange:
     most = max(min(b.most - 1, a.most), 0.0)
-    return Range(0 if a.low >= 0 else -most, 0 if a.high <= 0 else most)
+    return WholeRange(0 if a.low >= 0 else -most, 0 if a.high <= 0 else most)
 
 
-def _quotient(a: Range, b: Range) -> Range:
+def _quotient(a: WholeRange, b: WholeRange) -> WholeRange:
     """Return whole quotients, rounded to zero, of what is divided by a positive number; any of others."""
     if b.low < 1:
-        return Range(-a.most, a.most)
+        return WholeRange(-a.most, a.most)
     ends = [np.trunc(x / y) if x and y < ANY else 0.0 for x in a[:2] for y in (b.low, b.high)]
-    return Range(min(ends), max(ends))
+    return WholeRange(min(ends), max(ends))
 
 
-def _both(a: Range, b: Range) -> Range:
+def _both(a: WholeRange, b: WholeRange) -> WholeRange:
     """Return what two numbers have in common, bit by bit; of truth values whether both are true."""
     if max(a.low, b.low) < 0:
-        return Range(-ANY, ANY)
+        return WholeRange(-ANY, ANY)
     high = min(r.high for r in (a, b) if r.low >= 0)  # of two's complements, the signs of the others cut off
-    return Range(min(a.low, b.low) if max(a.high, b.high) <= 1 else 0, high)
+    return WholeRange(min(a.low, b.low) if max(a.high, b.high) <= 1 else 0, high)
 
 
-def _where(yes: bool, no: bool) -> Range:
-    return Range(float(yes), float(not no))
+def _where(yes: bool, no: bool) -> WholeRange:
+    return WholeRange(float(yes), float(not no))
 
 
-ARITHMETIC: Mapping[str, Callable[..., Range]] = {
-    "add": lambda a, b: Range(a.low + b.low, a.high + b.high, min(a.step, b.step)),
-    "sub": lambda a, b: Range(a.low - b.high, a.high - b.low, min(a.step, b.step)),
+ARITHMETIC: Mapping[str, Callable[..., WholeRange]] = {
+    "add": lambda a, b: WholeRange(a.low + b.low, a.high + b.high, min(a.step, b.step)),
+    "sub": lambda a, b: WholeRange(a.low - b.high, a.high - b.low, min(a.step, b.step)),
     "mul": _product,
-    "neg": lambda a: Range(-a.high, -a.low, a.step),
-    "abs": lambda a: Range(max(a.low, -a.high, 0.0), a.most, a.step),
-    "sign": lambda a: Range(float(np.sign(a.low)), float(np.sign(a.high))),
-    "max": lambda a, b: Range(max(a.low, b.low), max(a.high, b.high), min(a.step, b.step)),
-    "min": lambda a, b: Range(min(a.low, b.low), min(a.high, b.high), min(a.step, b.step)),
-    "clamp": lambda low, a, high: Range(
+    "neg": lambda a: WholeRange(-a.high, -a.low, a.step),
+    "abs": lambda a: WholeRange(max(a.low, -a.high, 0.0), a.most, a.step),
+    "sign": lambda a: WholeRange(float(np.sign(a.low)), float(np.sign(a.high))),
+    "max": lambda a, b: WholeRange(max(a.low, b.low), max(a.high, b.high), min(a.step, b.step)),
+    "min": lambda a, b: WholeRange(min(a.low, b.low), min(a.high, b.high), min(a.step, b.step)),
+    "clamp": lambda low, a, high: WholeRange(
         min(max(a.low, low.low), high.low), min(max(a.high, low.high), high.high), min(low.step, a.step, high.step)
     ),
     "square": lambda a: _product(a, a),
@@ -190,7 +190,7 @@ ARITHMETIC: Mapping[str, Callable[..., Range]] = {
     "eq": lambda a, b: _where(a.low == a.high == b.low == b.high, a.high < b.low or a.low > b.high),
     "ne": lambda a, b: _where(a.high < b.low or a.low > b.high, a.low == a.high == b.low == b.high),
 }  # fmt: skip
-BY_SHAPE: Mapping[str, Callable[[Equation, Range], Range | None]] = {
+BY_SHAPE: Mapping[str, Callable[[Equation, WholeRange], WholeRange | None]] = {
     "cumsum": _cumulative,
     "reduce_sum": _sum,
     "integer_pow": _power,

@@ -8,19 +8,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from precaudit.checks.lint.placing import missing, placed
-from precaudit.checks.lint.recorded import Recorded
+from precaudit.checks.lint.placing import missing_points_note, with_recorded_extents
+from precaudit.checks.lint.recorded import Extents
 from precaudit.checks.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
 from precaudit.checks.lint.rules import every
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu import units
-from precaudit.interpreters.tpu.grammar import parse
-from precaudit.interpreters.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
-from precaudit.interpreters.tpu.units import counted
+from precaudit.interpreters.tpu.grammar import parse_module
+from precaudit.interpreters.tpu.target import (
+    TESTED,
+    CompiledProgram,
+    Target,
+    check_policy,
+    compile_for,
+    untested_version,
+)
+from precaudit.interpreters.tpu.units import count_products
 from precaudit.models.jax_decoder.arithmetic import check_device, compiler_options
 from precaudit.progress import Advance, silent
-from precaudit.recording.programs.preparing import prepared, told
+from precaudit.recording.programs.preparing import error_text, prepare_program
 from precaudit.recording.programs.program import Program
 from precaudit.recording.tracing.programs import CACHE
 from precaudit.recording.tracing.subject import Subject, load
@@ -35,7 +42,7 @@ class Linted:
     """What was found, worst first; what was read of every phase; notes a reader needs."""
 
     findings: tuple[LintRecord, ...]
-    views: tuple[View, ...]
+    views: tuple[CallView, ...]
     notes: tuple[str, ...] = ()
 
     def exit_code(self, fail_on: Severity = "error") -> int:
@@ -56,7 +63,7 @@ def lint_model(
     tokens: int = 64,
     batch: int = 1,
     tell: Advance = silent,
-    run: Recorded | None = None,
+    run: Extents | None = None,
 ) -> Linted:
     """Lint the shipped decoder on a model, without running it.
 
@@ -77,7 +84,7 @@ def lint_model(
         call = getattr(subject.decoder, phase)
         given = arguments(subject, phase, tokens, batch)
         views.append(_view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy))
-    return found(views if run is None else placed(views, run))
+    return apply_rules(views if run is None else with_recorded_extents(views, run))
 
 
 def lint_program(
@@ -85,31 +92,31 @@ def lint_program(
     target: Target | None = None,
     platform: str = "cpu",
     tell: Advance = silent,
-    run: Recorded | None = None,
+    run: Extents | None = None,
 ) -> Linted:
     """Lint a program of the user's: its call, without running it. ``run``, and what it raises: as ``lint_model``."""
     tell(0, 1, "compiling call" if target else "reading call")
     shaped = _shapes((program.params, *next(iter(program.cases.values()))))
     view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
     if run is None:
-        return found([view])
-    made = prepared(program, run.renamed or None, loops=(), taps=run.taps)
-    return found(placed([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
+        return apply_rules([view])
+    made = prepare_program(program, run.renamed or None, loops=(), taps=run.taps)
+    return apply_rules(with_recorded_extents([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
 
 
 def traceable(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a user's function that raises UserError, with the user's line, for what it raises."""
 
-    def called(*given: Any) -> Any:
+    def call_traced(*given: Any) -> Any:
         try:
             return call(*given)
         except Exception as error:
-            raise UserError(f"the program cannot be traced: {told(error)}") from None
+            raise UserError(f"the program cannot be traced: {error_text(error)}") from None
 
-    return called
+    return call_traced
 
 
-def found(views: Sequence[View], rules: Iterable[Rule] | None = None) -> Linted:
+def apply_rules(views: Sequence[CallView], rules: Iterable[Rule] | None = None) -> Linted:
     """Return what the rules that apply say of these views."""
     kinds = {"jaxpr"}
     kinds |= {"tpu"} if all(v.compiled is not None for v in views) else set()
@@ -118,8 +125,8 @@ def found(views: Sequence[View], rules: Iterable[Rule] | None = None) -> Linted:
     for rule in every() if rules is None else rules:
         if rule.needs in kinds:
             records += _records(rule, list(rule.check(views)), views)
-    notes = [note for v in views[:1] if v.compiled is not None and (note := untested(v.compiled.libtpu))]
-    notes += missing(views)
+    notes = [note for v in views[:1] if v.compiled is not None and (note := untested_version(v.compiled.libtpu))]
+    notes += missing_points_note(views)
     order = {s: i for i, s in enumerate(SEVERITIES)}
     return Linted(tuple(sorted(records, key=lambda r: order[r.severity])), tuple(views), tuple(notes))
 
@@ -136,7 +143,7 @@ def arguments(subject: Subject, phase: str, tokens: int, batch: int) -> tuple[An
     return (*_shapes((subject.parameters, subject.tables(length))), *own, cache)
 
 
-def numbers(view: View) -> Mapping[str, Any]:
+def phase_numbers(view: CallView) -> Mapping[str, Any]:
     """Return what a phase takes: seconds, bytes on the chip, flops, and products by the unit and passes that make them.
 
     Bytes of temporaries are the compiler's, which reads 0 of some programs that are instrumented.
@@ -146,14 +153,14 @@ def numbers(view: View) -> Mapping[str, Any]:
         return {"products": sum(e.primitive == "dot_general" for e in view.equations)}
     return {
         "seconds": c.seconds, "arguments": c.arguments, "outputs": c.outputs, "temporaries": c.temporaries,
-        "flops": c.flops, **products(view),
+        "flops": c.flops, **count_by_unit(view),
     }  # fmt: skip
 
 
-def products(view: View) -> dict[str, int]:
+def count_by_unit(view: CallView) -> dict[str, int]:
     """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
     assert view.module is not None
-    return counted(units.products(view.module))
+    return count_products(units.products_of(view.module))
 
 
 def _view(
@@ -165,25 +172,25 @@ def _view(
     target: Target | None,
     platform: str,
     policy: Policy | None,
-) -> View:
+) -> CallView:
     size = sum(math.prod(x.shape) * x.dtype.itemsize for i in donated for x in jax.tree.leaves(given[i]))
     if target is None:
-        return View(phase, platform, jax.jit(call).trace(*given).jaxpr, policy, donated=size)
-    made: Compiled = compile_for(target, call, given, donated, options)
-    return View(phase, "tpu", made.jaxpr, policy, target, made, parse(made.text), size)
+        return CallView(phase, platform, jax.jit(call).trace(*given).jaxpr, policy, donated=size)
+    made: CompiledProgram = compile_for(target, call, given, donated, options)
+    return CallView(phase, "tpu", made.jaxpr, policy, target, made, parse_module(made.text), size)
 
 
 def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
-def _layers(hit: Hit, views: Sequence[View]) -> int | None:
+def _layers(hit: Hit, views: Sequence[CallView]) -> int | None:
     """Return how many layers a hit is in, where the views of its phase agree; one of no phase is of all."""
     found = {v.layers(hit.source, hit.point) for v in views if hit.phase in ("", v.phase)}
     return found.pop() if len(found) == 1 else None
 
 
-def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[View]) -> list[LintRecord]:
+def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[CallView]) -> list[LintRecord]:
     """Join the hits of one line, point and phase that say the same."""
     counted: dict[Hit, int] = {}
     for hit in hits:

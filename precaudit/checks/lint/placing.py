@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precaudit.checks.lint.flow import tap
-from precaudit.checks.lint.recorded import OCCURRENCE, Recorded
+from precaudit.checks.lint.recorded import OCCURRENCE, Extents
 from precaudit.checks.lint.rules.overflow import MOST
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
 
 
-def placed(views: Sequence[View], run: Recorded) -> list[View]:
+def with_recorded_extents(views: Sequence[CallView], run: Extents) -> list[CallView]:
     """Return views with what a run recorded of their points; raises UserError where it recorded none of them."""
     names = _names(views)
     if not names & run.extents.keys():
@@ -20,11 +20,11 @@ def placed(views: Sequence[View], run: Recorded) -> list[View]:
     return [replace(v, extents=run.extents) for v in views]
 
 
-def _names(views: Sequence[View]) -> set[str]:
-    return {name for v in views for e in v.tapped.equations if (name := tap(e))}
+def _names(views: Sequence[CallView]) -> set[str]:
+    return {name for v in views for e in v.tapped_graph.equations if (name := tap(e))}
 
 
-def missing(views: Sequence[View]) -> list[str]:
+def missing_points_note(views: Sequence[CallView]) -> list[str]:
     """Return a note of the points of a run that no view has, where float16 would not hold their values."""
     large = [name for name, x in (views[0].extents or {}).items() if x.most > MOST] if views else []
     lacking = [x for x in large if x not in _names(views) and OCCURRENCE.sub("", x) == x] if large else []

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,7 +28,7 @@ class Extent(NamedTuple):
         return max(-self.low, self.high)
 
 
-class Recorded(NamedTuple):
+class Extents(NamedTuple):
     """The extents of a run's points, of all layers, calls and cases; ``renamed``: as its program's points were.
 
     ``taps``: which of a program's it holds.
@@ -39,7 +40,7 @@ class Recorded(NamedTuple):
     taps: Literal["own", "automatic", "both"] | None = None
 
 
-def recorded(folder: Path) -> Recorded:
+def read_extents(folder: Path) -> Extents:
     """Read what a run recorded, of a model or of a program; raises UserError for what is no whole run."""
     run = open_program_run(folder) if is_program_run(folder) else None
     found: dict[str, Extent] = {}
@@ -48,15 +49,15 @@ def recorded(folder: Path) -> Recorded:
             known = found.get(name, extent)
             found[name] = Extent(min(known.low, extent.low), max(known.high, extent.high))
     if run is None:
-        return Recorded(folder, found, {})
-    return Recorded(folder, found, run.record.renamed, run.record.taps)
+        return Extents(folder, found, {})
+    return Extents(folder, found, run.record.renamed, run.record.taps)
 
 
 def _of_program(run: Opened) -> Iterator[tuple[str, Extent]]:
-    for case in run.record.cases:
-        for call in range(run.record.calls):
-            taps = run.tensors(case, call, "taps")
-            yield from ((p.name, _extent(taps[p.name])) for p in run.record.points if p.name in taps)
+    for one in run.entries:
+        for case, call in product(one.record.cases, range(one.record.calls)):
+            taps = one.tensors(case, call, "taps")
+            yield from ((p.name, _extent(taps[p.name])) for p in one.record.points if p.name in taps)
 
 
 def _of_model(folder: Path) -> Iterator[tuple[str, Extent]]:

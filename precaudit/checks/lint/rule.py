@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from precaudit.schema.records.base import Count, Record
 
 if TYPE_CHECKING:
-    from precaudit.checks.lint.view import View
+    from precaudit.checks.lint.view import CallView
 
 Severity = Literal["error", "warning", "note", "unknown"]
 SEVERITIES: tuple[Severity, ...] = ("error", "unknown", "warning", "note")
@@ -40,7 +40,7 @@ class Rule:
     why: str
     fix: str
     rests: str
-    check: "Callable[[Sequence[View]], Iterable[Hit]]"
+    check: "Callable[[Sequence[CallView]], Iterable[Hit]]"
 
 
 class LintRecord(Record, frozen=True):

@@ -7,17 +7,17 @@ from math import prod
 from typing import Any
 
 from precaudit.checks.lint.building import build
-from precaudit.checks.lint.flow import Equation, Graph, line_of, user_frames
+from precaudit.checks.lint.flow import Equation, Graph, innermost_line, user_frames
 from precaudit.checks.lint.recorded import Extent
 from precaudit.checks.lint.whole import Ranges, whole_numbers
-from precaudit.interpreters.tpu.hlo import Instruction, Module, Shape, Type
-from precaudit.interpreters.tpu.target import Compiled, Target
+from precaudit.interpreters.tpu.hlo import ArrayType, Instruction, Module, Type
+from precaudit.interpreters.tpu.target import CompiledProgram, Target
 from precaudit.schema.graphs.decoder import point_of
 from precaudit.schema.policies import Policy
 
 
 @dataclass(frozen=True)
-class View:
+class CallView:
     """One call: its jaxpr, and, for a TPU, what its compiler made of it. ``donated``: bytes the caller gives up.
 
     ``platform``: cpu, gpu or tpu; ``policy``: of the shipped decoder, None of other programs. ``extents``: of each
@@ -29,7 +29,7 @@ class View:
     jaxpr: Any = field(repr=False)
     policy: Policy | None = None
     target: Target | None = None
-    compiled: Compiled | None = field(default=None, repr=False)
+    compiled: CompiledProgram | None = field(default=None, repr=False)
     module: Module | None = field(default=None, repr=False)
     donated: int = 0
     extents: Mapping[str, Extent] | None = field(default=None, repr=False, compare=False)
@@ -46,7 +46,7 @@ class View:
         return whole_numbers(self.graph)
 
     @cached_property
-    def tapped(self) -> Graph:
+    def tapped_graph(self) -> Graph:
         """The graph whose equations named ``name`` are the points that a run recorded."""
         return self.graph if self.taps is None else build(self.taps)
 
@@ -100,11 +100,11 @@ class View:
         return {x for o in instruction.operands for x in formats_of(made[o].type)}
 
 
-def place_of(view: View, instruction: Instruction) -> tuple[str, str]:
+def instruction_place(view: CallView, instruction: Instruction) -> tuple[str, str]:
     """Return (FILE:LINE, point) of an instruction; "" for what the compiled text does not say."""
     assert view.module is not None
     frames = user_frames(view.module.frames(instruction))
-    return line_of(frames), point_of(tuple(instruction.op_name.split("/")))
+    return innermost_line(frames), point_of(tuple(instruction.op_name.split("/")))
 
 
 def primitive_of(instruction: Instruction) -> str:
@@ -112,14 +112,14 @@ def primitive_of(instruction: Instruction) -> str:
     return instruction.op_name.rpartition("/")[2]
 
 
-def array(instruction: Instruction) -> Shape | None:
+def array(instruction: Instruction) -> ArrayType | None:
     """Return the type of an instruction that is one array."""
-    return instruction.type if isinstance(instruction.type, Shape) else None
+    return instruction.type if isinstance(instruction.type, ArrayType) else None
 
 
 def formats_of(kind: Type) -> Iterator[str]:
     """Yield the formats of the arrays of a type."""
-    if isinstance(kind, Shape):
+    if isinstance(kind, ArrayType):
         yield kind.dtype
     else:
         for part in kind:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from precaudit.checks.lint.flow import Carried, Equation, Graph
-from precaudit.checks.lint.intervals import ANY, Range, default, either, made, of_constant, times
+from precaudit.checks.lint.intervals import ANY, WholeRange, default, either, of_constant, product_range, result_range
 
 PASSES = 16
 TIMES = 3  # that what a loop carries may be found to grow by more
 
-Ranges = Mapping[int, Range]
+Ranges = Mapping[int, WholeRange]
 
 
 class Grown(NamedTuple):
     """What all steps of a loop read, how far below and above one leaves it, and how often that was found anew."""
 
-    read: Range | None
+    read: WholeRange | None
     down: float = ANY
     up: float = ANY
     times: int = 0
@@ -36,12 +36,12 @@ def whole_numbers(graph: Graph) -> Ranges:
     return _once(graph, read | {c.read: Grown(None) for c in graph.carried})
 
 
-def _once(graph: Graph, read: Mapping[int, Grown]) -> dict[int, Range]:
+def _once(graph: Graph, read: Mapping[int, Grown]) -> dict[int, WholeRange]:
     """Return the ranges where loops carry what ``read`` says, or what they are first given."""
     lefts = {c.read: c.left for c in graph.carried}
-    found: dict[int, Range | None] = {v: of_constant(x) for v, x in graph.constants.items()}
+    found: dict[int, WholeRange | None] = {v: of_constant(x) for v, x in graph.constants.items()}
 
-    def of(v: int) -> Range | None:
+    def of(v: int) -> WholeRange | None:
         if v not in found:
             found[v] = default(graph.dtypes[v])  # where a value is made of itself, or of what is made later
             sources = [s for s in graph.joins.get(v, ()) if s != lefts.get(v)]
@@ -54,12 +54,12 @@ def _once(graph: Graph, read: Mapping[int, Grown]) -> dict[int, Range]:
     for e in graph.equations:
         if e.outputs and graph.makers.get(e.outputs[0]) is e:
             given = [of(v) for v in e.inputs]
-            found |= {v: _modulo(graph, found, e) or made(e, given, k) for k, v in enumerate(e.outputs)}
+            found |= {v: _modulo(graph, found, e) or result_range(e, given, k) for k, v in enumerate(e.outputs)}
     known = ((v, of(v)) for v in range(len(graph.shapes)))
     return {v: r for v, r in known if r is not None}
 
 
-def _modulo(graph: Graph, found: Mapping[int, Range | None], e: Equation) -> Range | None:
+def _modulo(graph: Graph, found: Mapping[int, WholeRange | None], e: Equation) -> WholeRange | None:
     """Return the range of ``a % n`` with a positive n, which jnp makes as a choice of a remainder and that plus n."""
     if e.primitive != "select_n" or len(e.inputs) != 3:
         return None
@@ -69,7 +69,7 @@ def _modulo(graph: Graph, found: Mapping[int, Range | None], e: Equation) -> Ran
     n = found.get(rest.inputs[1])
     if n is None or n.low < 1 or set(plus.inputs) != {e.inputs[1], rest.inputs[1]}:
         return None
-    return Range(0, n.high - 1)
+    return WholeRange(0, n.high - 1)
 
 
 def _grown(graph: Graph, found: Ranges, c: Carried, before: Grown | None) -> Grown | None:
@@ -87,10 +87,13 @@ def _grown(graph: Graph, found: Ranges, c: Carried, before: Grown | None) -> Gro
     often = known.times + (down > known.down or up > known.up)
     down, up = max(down, known.down), max(up, known.up)
     steps = ANY if c.steps is None or often > TIMES else c.steps - 1
-    low, high = min(read.low, first.low - times(steps, down)), max(read.high, first.high + times(steps, up))
+    low, high = (
+        min(read.low, first.low - product_range(steps, down)),
+        max(read.high, first.high + product_range(steps, up)),
+    )
     if up and (limit := _limit(graph, found, c)) < high:
         high, up = max(limit, first.high), ANY
-    wide = Range(low, high, min(first.step, left.step))
+    wide = WholeRange(low, high, min(first.step, left.step))
     return None if wide.within(read) else Grown(wide, down, up, often)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.models.numpy_decoder.accumulation import rounding_products
-from precaudit.models.numpy_decoder.passes import BF16, PRESETS, in_passes
+from precaudit.models.numpy_decoder.passes import BF16, PRESETS, matmul_in_passes
 from precaudit.numbers.arrays import Array, identity, rounder, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.metrics.sizes import half_ulp
@@ -32,7 +32,7 @@ PASSES = {preset: _passes(*how) for preset, how in PRESETS.items()}
 
 
 @dataclass(frozen=True)
-class Emulation:
+class ScoreEmulation:
     """Scores [B, H, Q, S] in FP64 before they are rounded, and the standard deviation of what sums leave in each.
 
     ``kept``: the format that they are rounded to before that of the result. ``sized``: the order of sums is not known,
@@ -45,7 +45,7 @@ class Emulation:
     kept: str | None = None
     sized: bool = False
 
-    def made(self, found: Array, form: str) -> bool:
+    def makes(self, found: Array, form: str) -> bool:
         """Whether scores of a format, FP64 or held in it, are these."""
         near, last = rounder(self.kept) if self.kept else identity, rounder(form)
         wide = widen(found)
@@ -55,22 +55,22 @@ class Emulation:
         outside = np.maximum(np.maximum(low - wide, wide - high), 0.0)
         if np.linalg.norm(outside) > np.linalg.norm(self.noise):
             return False
-        if not self.sized or self.moved(form) < MOVED:
+        if not self.sized or self.expected_moves(form) < MOVED:
             return True
         off = min(np.linalg.norm(wide - last(x)) for x in (self.value, near(self.value)))
         return bool(off >= LEAST * np.linalg.norm(self.noise))
 
-    def moved(self, form: str) -> float:
+    def expected_moves(self, form: str) -> float:
         """Return how many scores of a format its noise is expected to move to another value of the format."""
         coarse = min((f for f in (self.kept, form) if f), key=lambda f: FORMATS[f].precision)
         return float(np.minimum(1.0, self.noise / (2 * half_ulp(self.value, coarse))).sum())
 
-    def same(self, other: "Emulation") -> bool:
+    def same(self, other: "ScoreEmulation") -> bool:
         """Whether both are the same arithmetic on these operands."""
         return (self.kept, self.sized) == (other.kept, other.sized) and np.array_equal(self.value, other.value)
 
 
-def emulations(q: Array, k: Array) -> list[Emulation]:
+def emulations(q: Array, k: Array) -> list[ScoreEmulation]:
     """Return what a product of floats may be made of, float32 first, then from finer to coarser.
 
     ``q`` [B, H, Q, D], ``k`` [B, H, S, D] in their format.
@@ -78,26 +78,26 @@ def emulations(q: Array, k: Array) -> list[Emulation]:
     a, b, form = widen(q), widen(k), q.dtype.name
     exact = _each(np.matmul, a, b)
     found = [
-        Emulation("float32", exact, deviation(a, b, exact, "float32", _inexact(form))),
-        Emulation(FINEST, exact, deviation(a, b, exact, FINEST, False)),
+        ScoreEmulation("float32", exact, deviation(a, b, exact, "float32", _inexact(form))),
+        ScoreEmulation(FINEST, exact, deviation(a, b, exact, FINEST, False)),
     ]
     for preset in ("BF16_BF16_F32_X6", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "TF32_TF32_F32"):
         count, narrow = PRESETS[preset]
-        made = _each(partial(in_passes, count, np.matmul, narrow=narrow), a, b)
-        found.append(Emulation(PASSES[preset], made, deviation(a, b, made, "float32", False)))
+        made = _each(partial(matmul_in_passes, count, np.matmul, narrow=narrow), a, b)
+        found.append(ScoreEmulation(PASSES[preset], made, deviation(a, b, made, "float32", False)))
     narrower = [list(_in(name, a, b)) for name in NARROW]
     return found + [e for each in zip(*narrower, strict=True) for e in each]
 
 
-def _in(name: str, a: Array, b: Array) -> Iterator[Emulation]:
+def _in(name: str, a: Array, b: Array) -> Iterator[ScoreEmulation]:
     """Yield products of operands rounded to a narrow format, with ever more of the rest in it."""
     x, y = (rounder(name)(z) for z in (a, b))
     made, products = _each(np.matmul, x, y), _each(rounding_products(name), x, y)
-    yield Emulation(f"1 {name} pass", made, deviation(x, y, made, "float32", False))
-    yield Emulation(f"1 {name} pass, rounded to {name}", made, deviation(x, y, made, "float32", False), name)
-    yield Emulation(f"products in {name}", products, deviation(x, y, products, "float32", False))
+    yield ScoreEmulation(f"1 {name} pass", made, deviation(x, y, made, "float32", False))
+    yield ScoreEmulation(f"1 {name} pass, rounded to {name}", made, deviation(x, y, made, "float32", False), name)
+    yield ScoreEmulation(f"products in {name}", products, deviation(x, y, products, "float32", False))
     sums = a.shape[-1] > 1
-    yield Emulation(f"sums in {name}", made, deviation(x, y, made, name, True), name, sized=sums)
+    yield ScoreEmulation(f"sums in {name}", made, deviation(x, y, made, name, True), name, sized=sums)
 
 
 def _inexact(form: str) -> bool:
@@ -129,12 +129,14 @@ def deviation(a: Array, b: Array, exact: Array, form: str, products: bool) -> Ar
     return np.asarray(u / np.sqrt(3) * np.sqrt(partial + (squares if products else 0.0)))
 
 
-def named(found: Array, form: str, among: Sequence[Emulation], asked: str | None) -> tuple[tuple[str, ...], str | None]:
+def name_emulation(
+    found: Array, form: str, among: Sequence[ScoreEmulation], asked: str | None
+) -> tuple[tuple[str, ...], str | None]:
     """Return what scores were made of and whether that is what was asked for: ``yes``, ``replaced``, ``undecided``.
 
     Made of: the first that makes them, and beside it what was asked for where that cannot be told from it.
     """
-    first = next((e for e in among if e.made(found, form)), None)
+    first = next((e for e in among if e.makes(found, form)), None)
     names = () if first is None else (first.name,)
     wanted = next((e for e in among if e.name == asked), None)
     if wanted is None or first is None:
@@ -143,7 +145,7 @@ def named(found: Array, form: str, among: Sequence[Emulation], asked: str | None
         wanted = among[0]  # what finer sums leave is not seen in narrower scores
     if wanted.name != FINEST and wanted.same(first):
         return names, "yes"
-    if not wanted.made(found, form):
+    if not wanted.makes(found, form):
         return names, "replaced"
     return ((FINEST,) if wanted.name == FINEST else (*names, wanted.name)), "yes"
 

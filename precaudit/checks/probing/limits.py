@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from math import isfinite
 
 from precaudit.checks.probing.shapes import FORMATS
-from precaudit.checks.probing.ways import ways
+from precaudit.checks.probing.ways import product_ways
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.tpu.target import parse_target
-from precaudit.judging.budgets import Budget, Entry
+from precaudit.judging.budgets import Places, RunBudget, RunEntry
 from precaudit.judging.gate import judge_records
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
@@ -24,32 +24,41 @@ WRITE = "write '[FORMAT] WAY worse than 1e-3 [METRIC]' or '[FORMAT] WAY replaced
 
 @dataclass(frozen=True)
 class FailOn:
-    """One sentence: the points and formats it is of; ``limit`` of ``metric``, or None: what was asked is replaced.
+    """One sentence as a budget of products, whose phases are formats; without a limit: what was asked is replaced.
 
     ``exactly``: a way is named, not a pattern: where the device refuses it, it cannot be judged.
     """
 
-    text: str
-    points: frozenset[str]
-    formats: tuple[str, ...]
-    metric: str
-    limit: float | None
+    budget: RunBudget
     exactly: bool
 
-    def of(self, r: ProbeRecord) -> bool:
-        """Whether a record is under it."""
-        return r.point in self.points and r.phase in self.formats
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.budget.entry.why
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether it is of what was asked for and not made."""
+        return self.budget.entry.limit is None
+
+    def under(self, records: Sequence[ProbeRecord]) -> Iterator[ProbeRecord]:
+        """Yield the records that it judges."""
+        its = [r for r in records if self.budget.matches("product", r.phase, r.layer, r.point)]
+        its = [r for r in its if not self.is_replacement or r.asked is not None]
+        taken = [r for r in its if r.unknown is None]
+        yield from its if self.exactly or not taken else taken
 
 
-def parse(texts: Sequence[str], points: Mapping[str, Iterable[str]]) -> tuple[FailOn, ...]:
+def parse_sentences(texts: Sequence[str], points: Mapping[str, Iterable[str]]) -> tuple[FailOn, ...]:
     """Return what sentences say; raises UserError for one that says nothing, or names nothing that is probed.
 
     ``points``: of each format of operands that is probed.
     """
-    return tuple(dict.fromkeys(_parsed(" ".join(text.split()), points) for text in texts))
+    return tuple(_parse_sentence(text, points) for text in dict.fromkeys(" ".join(text.split()) for text in texts))
 
 
-def _parsed(text: str, points: Mapping[str, Iterable[str]]) -> FailOn:
+def _parse_sentence(text: str, points: Mapping[str, Iterable[str]]) -> FailOn:
     found = SENTENCE.fullmatch(text)
     if found is None:
         raise UserError(f"--fail-on {text!r}: {WRITE}")
@@ -65,14 +74,14 @@ def _parsed(text: str, points: Mapping[str, Iterable[str]]) -> FailOn:
     named = frozenset(p for p in every if fnmatchcase(p, pattern))
     if not named:
         raise UserError(f"--fail-on {text!r}: no way {pattern!r}{nearest(pattern, every)}")
-    if found["replaced"] and not any(w.asked and w.name in _ways(named) for f in formats for w in ways(f)):
+    if found["replaced"] and not any(w.asked and w.name in _ways(named) for f in formats for w in product_ways(f)):
         raise UserError(f"--fail-on {text!r}: {pattern} names no arithmetic: there is nothing to replace")
     metric = found["metric"] or "rel_l2"
     if metric not in METRICS:
         raise UserError(f"--fail-on {text!r}: no metric {metric!r}{nearest(metric, METRICS)}")
-    exactly = named == {pattern}
     limit = None if found["replaced"] else _limit(text, found["limit"])
-    return FailOn(text, named, formats, metric, limit, exactly)
+    of = Places(frozenset(("product",)), frozenset(formats), None, named)
+    return FailOn(RunBudget(RunEntry(why=text, metric=metric, limit=limit), 0, of), named == {pattern})
 
 
 def _ways(points: Iterable[str]) -> set[str]:
@@ -90,29 +99,18 @@ def _limit(text: str, written: str) -> float:
     return limit
 
 
-def judged(name: str, records: Sequence[ProbeRecord], asked: Sequence[FailOn]) -> Judgement:
+def judge_sentences(name: str, records: Sequence[ProbeRecord], asked: Sequence[FailOn]) -> Judgement:
     """Return what every sentence says of the records, by the rules of ``gate``.
 
     What a device refuses is unknown where its way is named, and where a pattern names nothing that it takes.
     """
-    stated = [f for f in asked if f.limit is not None]
-    mine = {id(r): r for f in stated for r in _under(records, f)}
-    verdicts = [_replaced(r, f) for f in asked if f.limit is None for r in _under(records, f)]
-    return judge_records(name, mine.values(), [_budget(f) for f in stated], verdicts)
+    stated = [f for f in asked if not f.is_replacement]
+    mine = {id(r): r for f in stated for r in f.under(records)}
+    verdicts = [_replacement_verdict(r, f) for f in asked if f.is_replacement for r in f.under(records)]
+    return judge_records(name, mine.values(), [f.budget for f in stated], verdicts)
 
 
-def _under(records: Sequence[ProbeRecord], f: FailOn) -> Iterator[ProbeRecord]:
-    its = [r for r in records if f.of(r) and (f.limit is not None or r.asked is not None)]
-    taken = [r for r in its if r.unknown is None]
-    yield from its if f.exactly or not taken else taken
-
-
-def _budget(f: FailOn) -> Budget:
-    entry = Entry(why=f.text, kind="product", phases=list(f.formats), metric=f.metric, limit=f.limit)
-    return Budget(entry, 0, f.points)
-
-
-def _replaced(r: ProbeRecord, f: FailOn) -> Verdict:
+def _replacement_verdict(r: ProbeRecord, f: FailOn) -> Verdict:
     if r.unknown is not None or r.honoured == "undecided":
         return Verdict.of(r, "unknown", text=r.unknown or f"what {r.asked} was replaced by is not known", why=f.text)
     if r.honoured == "yes":

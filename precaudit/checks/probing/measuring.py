@@ -8,17 +8,17 @@ import jax
 import msgspec
 import numpy as np
 
-from precaudit.checks.probing.emulations import Emulation, emulations, named, named_integers
+from precaudit.checks.probing.emulations import ScoreEmulation, emulations, name_emulation, named_integers
 from precaudit.checks.probing.predicted import predict
-from precaudit.checks.probing.shapes import Shape, operands
-from precaudit.checks.probing.timing import paired, quartiles
-from precaudit.checks.probing.ways import REFUSALS, Way, first_line, ways
+from precaudit.checks.probing.shapes import ScoreShape, operands
+from precaudit.checks.probing.timing import quartiles, time_in_rounds
+from precaudit.checks.probing.ways import REFUSALS, ProductWay, first_line, product_ways
 from precaudit.interpreters.tpu.target import Target, libtpu_version
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance
 from precaudit.schema.metrics.sizes import sizes
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ProbeRecord, Worst
 
 ENOUGH = 1 << 16  # scores that say what they were made of; the errors are those of all
@@ -31,8 +31,8 @@ def point(way: str, target: Target | None) -> str:
     return way if target is None else f"{way} on {target.name}"
 
 
-def measure(
-    shape: Shape, forms: Sequence[str], device: Any, target: Target | None, timed: bool, advance: Advance
+def measure_shape(
+    shape: ScoreShape, forms: Sequence[str], device: jax.Device, target: Target | None, timed: bool, advance: Advance
 ) -> list[ProbeRecord]:
     """Return the records of a shape: the device's, timed against each other, then the target's."""
     made: list[ProbeRecord] = []
@@ -42,16 +42,16 @@ def measure(
         advance(i, len(forms) + 1, f"{shape.text} {form}")
         given = _Given.of(shape, form)
         held = [jax.device_put(x, device) for x in (given.q, given.k)]
-        for way in ways(form):
+        for way in product_ways(form):
             record, call = _run(given, way, device, held)
             if call is not None:
                 calls[len(made)] = call
             made.append(record)
             if target is not None:
-                predicted.append(_predicted(given, way, target))
+                predicted.append(_predict(given, way, target))
     if timed and calls:
         advance(len(forms), len(forms) + 1, f"{shape.text} timing")
-        made = _timed(made, calls)
+        made = _time(made, calls)
     return [*made, *predicted]
 
 
@@ -62,16 +62,16 @@ class _Given:
     ``known``: what was said of scores before, by their bits: many ways make the same.
     """
 
-    shape: Shape
+    shape: ScoreShape
     q: Array
     k: Array
     exact: Array
-    among: list[Emulation]
+    among: list[ScoreEmulation]
     part: tuple[slice, ...]
     known: dict[Any, Any]
 
     @classmethod
-    def of(cls, shape: Shape, form: str) -> "_Given":
+    def of(cls, shape: ScoreShape, form: str) -> "_Given":
         q, k = operands(shape, form)
         keys = min(shape.keys, ENOUGH)
         queries = min(shape.queries, max(1, ENOUGH // keys))
@@ -81,7 +81,7 @@ class _Given:
         among = [] if form == "int8" else emulations(q[rows], k[:1, :heads, :keys])
         return cls(shape, q, k, exact, among, (*rows, slice(keys)), {})
 
-    def named(self, scores: Array, asked: str | None) -> tuple[tuple[str, ...], str | None]:
+    def name_scores(self, scores: Array, asked: str | None) -> tuple[tuple[str, ...], str | None]:
         """Return what scores were made of, and whether that is what was asked for."""
         part = scores[self.part]
         key = (part.dtype.name, part.tobytes(), asked)
@@ -89,11 +89,13 @@ class _Given:
             form = part.dtype.name
             integers = form not in FORMATS
             exact = self.exact[self.part]
-            self.known[key] = named_integers(part, exact, asked) if integers else named(part, form, self.among, asked)
+            self.known[key] = (
+                named_integers(part, exact, asked) if integers else name_emulation(part, form, self.among, asked)
+            )
         found: tuple[tuple[str, ...], str | None] = self.known[key]
         return found
 
-    def record(self, way: Way, candidate: str, target: Target | None, **more: Any) -> ProbeRecord:
+    def record(self, way: ProductWay, candidate: str, target: Target | None, **more: Any) -> ProbeRecord:
         """Return a record of these operands."""
         version = f"jax {jax.__version__}" if target is None else f"libtpu {libtpu_version()}"
         return ProbeRecord(
@@ -104,7 +106,7 @@ class _Given:
 
     def numbers(self, scores: Array, asked: str | None) -> dict[str, Any]:
         """Return the sizes of the error of scores [B, H, Q, S], what they were made of and whether that was asked."""
-        made, honoured = self.named(scores, asked)
+        made, honoured = self.name_scores(scores, asked)
         floats = scores.dtype.name in FORMATS
         stored = scores if floats else scores.astype(np.float64)
         rows = (-1, scores.shape[-1])
@@ -120,7 +122,9 @@ class _Given:
         return msgspec.structs.replace(found, index=tuple(int(i) for i in at))
 
 
-def _run(given: _Given, way: Way, device: Any, held: Sequence[Any]) -> tuple[ProbeRecord, Callable[[], Any] | None]:
+def _run(
+    given: _Given, way: ProductWay, device: jax.Device, held: Sequence[Any]
+) -> tuple[ProbeRecord, Callable[[], Any] | None]:
     """Return the record of a way on a device and what makes the scores again; None where it is refused."""
     kind = str(device.device_kind)
     try:
@@ -139,7 +143,7 @@ def _memory(compiled: Any) -> tuple[int, int, int] | None:
     return m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes
 
 
-def _predicted(given: _Given, way: Way, target: Target) -> ProbeRecord:
+def _predict(given: _Given, way: ProductWay, target: Target) -> ProbeRecord:
     p = predict(target, way, given.q, given.k)
     numbers = {} if p.scores is None else given.numbers(p.scores.reshape(given.exact.shape), way.asked)
     return given.record(
@@ -148,13 +152,13 @@ def _predicted(given: _Given, way: Way, target: Target) -> ProbeRecord:
     )  # fmt: skip
 
 
-def _timed(made: Sequence[ProbeRecord], calls: dict[int, Callable[[], Any]]) -> list[ProbeRecord]:
+def _time(made: Sequence[ProbeRecord], calls: dict[int, Callable[[], Any]]) -> list[ProbeRecord]:
     """Return the records with seconds, and their ratio to the first that is taken, round by round."""
-    seconds = paired(list(calls.values()))
+    seconds = time_in_rounds(list(calls.values()))
     found = list(made)
     for column, i in enumerate(calls):
         first = found[next(iter(calls))]
         mine = seconds[:, column]
-        took, ratio = (tuple(map(number, quartiles(x))) for x in (mine, mine / seconds[:, 0]))
+        took, ratio = (tuple(map(json_number, quartiles(x))) for x in (mine, mine / seconds[:, 0]))
         found[i] = msgspec.structs.replace(made[i], seconds=took, time=ratio, first=f"{first.phase} {first.way}")
     return found

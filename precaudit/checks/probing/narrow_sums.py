@@ -23,7 +23,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductKind:
     """A kind of product: its name, the equation of it as ``einsum`` takes it, and the sizes of what it does not sum.
 
     ``rows``: the letter of the axis of the first operand that has the rows. The letter summed over is ``f``.
@@ -36,11 +36,11 @@ class Product:
 
 
 PRODUCTS = (
-    Product("plain", "mf,fn->mn", (("n", COLUMNS),), "m"),
-    Product("batched", "bmf,bfn->bmn", (("b", 3), ("n", COLUMNS)), "m"),
-    Product("of two batch axes", "abmf,abfn->abmn", (("a", 2), ("b", 3), ("n", COLUMNS)), "m"),
-    Product("of experts", "bsef,efd->bsed", (("b", 1), ("e", 4), ("d", COLUMNS)), "s"),
-    Product("of grouped queries", "btgrf,bsgf->bgrts", (("b", 1), ("g", 2), ("r", 2), ("s", COLUMNS)), "t"),
+    ProductKind("plain", "mf,fn->mn", (("n", COLUMNS),), "m"),
+    ProductKind("batched", "bmf,bfn->bmn", (("b", 3), ("n", COLUMNS)), "m"),
+    ProductKind("of two batch axes", "abmf,abfn->abmn", (("a", 2), ("b", 3), ("n", COLUMNS)), "m"),
+    ProductKind("of experts", "bsef,efd->bsed", (("b", 1), ("e", 4), ("d", COLUMNS)), "s"),
+    ProductKind("of grouped queries", "btgrf,bsgf->bgrts", (("b", 1), ("g", 2), ("r", 2), ("s", COLUMNS)), "t"),
 )
 
 
@@ -64,7 +64,7 @@ class NarrowSum:
 
 
 @cache
-def narrow_sums(device: Any = None) -> tuple[NarrowSum, ...]:
+def narrow_sums(device: jax.Device | None = None) -> tuple[NarrowSum, ...]:
     """Return the products, of default preferred type, that a device sums in the format of their operands.
 
     ``device``: of JAX, None its default. One of each kind and format, the one that is farthest off. A format that the
@@ -81,12 +81,12 @@ def narrow_sums(device: Any = None) -> tuple[NarrowSum, ...]:
 
 
 def _of_format(dtype: str) -> list[NarrowSum]:
-    terms = known(LARGE[dtype])
+    terms = known_terms(LARGE[dtype])
     calls: list[tuple[str, str, Callable[..., Any], tuple[Array, Array]]] = [
         (p.kind, p.equation, partial(jnp.einsum, p.equation), _operands(p, rows, terms))
         for p in PRODUCTS for rows in ROWS
     ]  # fmt: skip
-    calls += [("convolution", "", _convolved, _images(rows, terms)) for rows in ROWS]
+    calls += [("convolution", "", _convolve, _images(rows, terms)) for rows in ROWS]
     given = [tuple(jnp.asarray(x, dtype) for x in operands) for *_, operands in calls]
     functions = [f for *_, f, _ in calls]
     made = jax.jit(partial(_every, functions))(given)
@@ -102,14 +102,14 @@ def _every(functions: Sequence[Callable[..., Any]], given: Sequence[tuple[Any, .
     return [f(*operands) for f, operands in zip(functions, given, strict=True)]
 
 
-def known(large: float) -> Array:
+def known_terms(large: float) -> Array:
     """Return terms [512] that add up to 128, in an order that was drawn: 1/2 and both signs of ``large``."""
     quarter = TERMS // 4
     terms = np.repeat([0.5, 0.5, large, -large], quarter)
     return np.random.default_rng(0).permutation(terms)
 
 
-def _operands(p: Product, rows: int, terms: Array) -> tuple[Array, Array]:
+def _operands(p: ProductKind, rows: int, terms: Array) -> tuple[Array, Array]:
     """Return the terms along ``f`` of the first operand, everywhere alike, and ones."""
     left, right = p.equation.partition("->")[0].split(",")
     sizes = dict(p.sizes) | {p.rows: rows, "f": TERMS}
@@ -127,7 +127,7 @@ def _images(rows: int, terms: Array) -> tuple[Array, Array]:
     )
 
 
-def _convolved(x: Any, w: Any) -> Any:
+def _convolve(x: jax.Array, w: jax.Array) -> Any:
     return jax.lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
 
 

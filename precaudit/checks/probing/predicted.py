@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from precaudit.checks.probing.ways import REFUSALS, Way, first_line
+from precaudit.checks.probing.ways import REFUSALS, ProductWay, first_line
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.execute import Unknown, function
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.hlo import Instruction, Module
-from precaudit.interpreters.tpu.products import passes
+from precaudit.interpreters.tpu.products import product_passes
 from precaudit.interpreters.tpu.target import Target, compile_for
 from precaudit.numbers.arrays import Array
 
@@ -16,7 +16,7 @@ MATRIX = ("convolution", "dot")  # opcodes that the matrix unit runs
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedScores:
     """Scores in their format, or why there are none; bytes of arguments, outputs, temporaries; what makes them."""
 
     scores: Array | None = None
@@ -26,23 +26,23 @@ class Predicted:
     passes: int | None = None
 
 
-def predict(target: Target, way: Way, q: Array, k: Array) -> Predicted:
+def predict(target: Target, way: ProductWay, q: Array, k: Array) -> PredictedScores:
     """Compile a way for a target and run what its compiler made. Raises UserError without libtpu."""
     import numpy as np
 
     try:
         made = compile_for(target, way.call, (q, k))
-        module = parse(made.text)
+        module = parse_module(made.text)
     except (UserError, *REFUSALS) as error:
-        return Predicted(unknown=f"refused: {first_line(error)}")
+        return PredictedScores(unknown=f"refused: {first_line(error)}")
     memory = (made.arguments, made.outputs, made.temporaries)
     unit, count = _unit(module)
     count = None if q.dtype.kind == "i" else count  # passes are of floats
     try:
         found = function(module)(q, k)
     except Unknown as error:
-        return Predicted(None, f"not predicted: {first_line(error)}", memory, unit, count)
-    return Predicted(np.asarray(found[0] if isinstance(found, tuple) else found), None, memory, unit, count)
+        return PredictedScores(None, f"not predicted: {first_line(error)}", memory, unit, count)
+    return PredictedScores(np.asarray(found[0] if isinstance(found, tuple) else found), None, memory, unit, count)
 
 
 def _unit(module: Module) -> tuple[str | None, int | None]:
@@ -50,5 +50,5 @@ def _unit(module: Module) -> tuple[str | None, int | None]:
     every: list[Instruction] = [i for _, i in module.walk()]
     products = [i for i in every if i.opcode in MATRIX]
     if products:
-        return "matrix", max(map(passes, products))
+        return "matrix", max(map(product_passes, products))
     return ("vector" if any(i.opcode == "reduce" for i in every) else None), None

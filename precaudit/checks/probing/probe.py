@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precaudit.checks.probing.limits import judged, parse
-from precaudit.checks.probing.measuring import measure, point
+from precaudit.checks.probing.limits import judge_sentences, parse_sentences
+from precaudit.checks.probing.measuring import measure_shape, point
 from precaudit.checks.probing.narrow_sums import narrow_sums
-from precaudit.checks.probing.shapes import DEFAULT, FORMATS, Shape, parse_formats, parse_shape
-from precaudit.checks.probing.ways import ways
+from precaudit.checks.probing.shapes import DEFAULT, FORMATS, ScoreShape, parse_formats, parse_shape
+from precaudit.checks.probing.ways import product_ways
 from precaudit.errors import UserError, enough_memory
-from precaudit.interpreters.tpu.target import EXTRA, Target, libtpu_version, parse_target, untested
+from precaudit.interpreters.tpu.target import EXTRA, Target, libtpu_version, parse_target, untested_version
 from precaudit.judging.judgement import Judgement
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.devices import choose_device, platform_of
 from precaudit.schema.brief import Brief
-from precaudit.schema.frames import REAL, Column, flat, frame, joined
+from precaudit.schema.frames import REAL, Column, flat, frame, list_column
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ProbeRecord
 
@@ -38,7 +38,7 @@ class Probed(Brief):
 
     def frame(self) -> Any:
         """Return the records as a pandas DataFrame, always with the same columns; of seconds and time the medians."""
-        return frame(self.records, (*flat(ProbeRecord), joined("made"), *map(_median, ("seconds", "time"))))
+        return frame(self.records, (*flat(ProbeRecord), list_column("made"), *map(_median, ("seconds", "time"))))
 
 
 def _median(name: str) -> Column:
@@ -46,7 +46,7 @@ def _median(name: str) -> Column:
 
 
 def probe(
-    shapes: Sequence[str | Shape] = (),
+    shapes: Sequence[str | ScoreShape] = (),
     formats: str | Sequence[str] = FORMATS,
     *,
     tpu: str | None = None,
@@ -67,7 +67,7 @@ def probe(
     forms = parse_formats(formats if isinstance(formats, str) else ",".join(formats))
     target = _target(tpu)
     one = choose_device(device)
-    limits = parse([fail_on] if isinstance(fail_on, str) else fail_on, _points(forms, target))
+    limits = parse_sentences([fail_on] if isinstance(fail_on, str) else fail_on, _points(forms, target))
     records: list[ProbeRecord] = []
     each = list(dict.fromkeys(given))
     with enough_memory():
@@ -76,12 +76,12 @@ def probe(
             def within(j: int, n: int, what: str, i: int = i) -> None:
                 advance(i * n + j, len(each) * n, what)
 
-            records += measure(shape, forms, one, target, timed, within)
-    notes = [note for t in [target] if t is not None and (note := untested(libtpu_version() or ""))]
+            records += measure_shape(shape, forms, one, target, timed, within)
+    notes = [note for t in [target] if t is not None and (note := untested_version(libtpu_version() or ""))]
     notes += [x.text(platform_of(one)) for x in narrow_sums(one)]
     return Probed(
         str(one.device_kind), platform_of(one), target.name if target else None, tuple(records),
-        judged("probe", records, limits) if limits else None, tuple(notes),
+        judge_sentences("probe", records, limits) if limits else None, tuple(notes),
     )  # fmt: skip
 
 
@@ -95,6 +95,6 @@ def _target(tpu: str | None) -> Target | None:
 
 
 def _points(forms: Sequence[str], target: Target | None) -> dict[str, list[str]]:
-    names = {form: [w.name for w in ways(form)] for form in forms}
+    names = {form: [w.name for w in product_ways(form)] for form in forms}
     targets = (None,) if target is None else (None, target)
     return {form: [point(n, t) for t in targets for n in its] for form, its in names.items()}

@@ -19,7 +19,7 @@ TERMS = 1 << 34  # multiplications: emulations make them a dozen times
 
 
 @dataclass(frozen=True)
-class Shape:
+class ScoreShape:
     """Queries [B, H, Q, D] against keys [B, H, S, D]: scores [B, H, Q, S]."""
 
     batch: int
@@ -34,12 +34,12 @@ class Shape:
         return f"{self.batch},{self.heads},{self.queries},{self.depth}x{self.keys}"
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def queries_shape(self) -> tuple[int, ...]:
         """Of the queries."""
         return self.batch, self.heads, self.queries, self.depth
 
     @property
-    def right(self) -> tuple[int, ...]:
+    def keys_shape(self) -> tuple[int, ...]:
         """Of the keys."""
         return self.batch, self.heads, self.keys, self.depth
 
@@ -50,20 +50,20 @@ class Shape:
 
 
 # One query of one head, one query of many heads (decode), and a prompt (prefill).
-DEFAULT = (Shape(1, 1, 1, 128, 512), Shape(8, 8, 1, 128, 1024), Shape(1, 4, 256, 128, 256))
+DEFAULT = (ScoreShape(1, 1, 1, 128, 512), ScoreShape(8, 8, 1, 128, 1024), ScoreShape(1, 4, 256, 128, 256))
 
 
-def parse_shape(text: str) -> Shape:
+def parse_shape(text: str) -> ScoreShape:
     """Return the shape written ``1,1,1,128x512``; raises UserError for what is none, is empty, or is too large."""
     found = FORM.fullmatch(text.replace(" ", ""))
     if found is None:
         raise UserError(f"--shape {text}: write B,H,Q,DxS, such as 1,1,1,128x512")
     if long := next((x for x in found.groups() if len(x) > DIGITS), None):
         raise UserError(f"--shape {text[:80]}: too large: a size of {len(long)} digits")
-    shape = Shape(*map(int, found.groups()))
-    if not all((*shape.left, shape.keys)):
+    shape = ScoreShape(*map(int, found.groups()))
+    if not all((*shape.queries_shape, shape.keys)):
         raise UserError(f"--shape {text}: there is nothing to multiply where a size is 0")
-    most = max(prod(shape.left), prod(shape.right), prod(shape.scores))
+    most = max(prod(shape.queries_shape), prod(shape.keys_shape), prod(shape.scores))
     if most > MOST:
         raise UserError(f"--shape {text}: too large: {most:.2g} elements in one array, of at most {MOST:,}")
     if (terms := prod(shape.scores) * shape.depth) > TERMS:
@@ -84,10 +84,10 @@ def parse_formats(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def operands(shape: Shape, form: str, seed: int = 0) -> tuple[Array, Array]:
+def operands(shape: ScoreShape, form: str, seed: int = 0) -> tuple[Array, Array]:
     """Return queries [B, H, Q, D] and keys [B, H, S, D]: normal, of one seed rounded to a format; int8 uniform."""
     draw = np.random.default_rng(seed)
-    pair: Any = (shape.left, shape.right)
+    pair: Any = (shape.queries_shape, shape.keys_shape)
     if form == "int8":
         q, k = (draw.integers(-127, 128, size, dtype=np.int8) for size in pair)
         return q, k

@@ -15,7 +15,7 @@ MOST = 200  # calls a sample
 LONGEST = 20.0  # seconds all rounds may take, where FEWEST fit
 
 
-def paired(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> Array:
+def time_in_rounds(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> Array:
     """Return seconds a call [rounds, calls]; each round begins with the next of them. All have to be compiled."""
     once = [_seconds(call, 1) for call in calls]
     repeats = [int(np.clip(np.ceil(SAMPLE / max(s, 1e-9)), 1, MOST)) for s in once]

@@ -18,7 +18,7 @@ NAMED = {
 }  # fmt: skip
 
 
-class Way(NamedTuple):
+class ProductWay(NamedTuple):
     """``call``: scores [B, H, Q, S] of queries [B, H, Q, D] and keys [B, H, S, D].
 
     ``asked``: the emulation whose arithmetic the way names; None where it leaves that to the device.
@@ -29,21 +29,21 @@ class Way(NamedTuple):
     asked: str | None = None
 
 
-def ways(form: str) -> tuple[Way, ...]:
+def product_ways(form: str) -> tuple[ProductWay, ...]:
     """Return every way of operands of a format, ``@`` first; presets are those of the JAX that is installed."""
     wide = "int32" if form == "int8" else "float32"
     exact = None if form == "float32" else wide
     found = [
-        Way("@", lambda q, k: q @ jnp.swapaxes(k, -1, -2)),
-        Way(f"preferred_element_type={wide}", _dot(preferred_element_type=jnp.dtype(wide)), exact),
-        *(Way(p, _dot(precision=p), _asked(p, form)) for p in PRECISIONS),
+        ProductWay("@", lambda q, k: q @ jnp.swapaxes(k, -1, -2)),
+        ProductWay(f"preferred_element_type={wide}", _dot(preferred_element_type=jnp.dtype(wide)), exact),
+        *(ProductWay(p, _dot(precision=p), _asked_setting(p, form)) for p in PRECISIONS),
     ]
     for name, preset in lax.DotAlgorithmPreset.__members__.items():
-        found.append(Way(name, _dot(precision=preset), _asked(name, form)))
+        found.append(ProductWay(name, _dot(precision=preset), _asked_setting(name, form)))
     return tuple(found)
 
 
-def _asked(name: str, form: str) -> str | None:
+def _asked_setting(name: str, form: str) -> str | None:
     """Return what a setting names of operands of a format; of integers none does."""
     return None if form == "int8" else NAMED.get(name)
 

@@ -78,7 +78,7 @@ def mcnemar(gained: int, lost: int) -> float:
     return 1.0 if gained + lost == 0 else float(binomtest(gained, gained + lost, 0.5).pvalue)
 
 
-def compared(first: Sequence[bool], second: Sequence[bool]) -> Paired:
+def pair_answers(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     """Return Paired of which questions two policies answered; raises ValueError for other or no questions.
 
     The interval is Newcombe's for paired data ("Improved confidence intervals for the difference between binomial
@@ -110,7 +110,7 @@ def _interval(both: int, gained: int, lost: int, neither: int) -> tuple[float, f
     return p2 - p1 - down, p2 - p1 + up
 
 
-def kept(found: Paired, limit: float) -> Literal["pass", "fail", "unknown"]:
+def status_under_limit(found: Paired, limit: float) -> Literal["pass", "fail", "unknown"]:
     """Return what the interval says of a limit under the difference, a share: fail where it lies wholly below.
 
     pass: no part of it is below. unknown: it has the limit inside, and more questions are needed.
@@ -120,7 +120,7 @@ def kept(found: Paired, limit: float) -> Literal["pass", "fail", "unknown"]:
     return "pass" if found.low >= limit else "unknown"
 
 
-def sentence(found: Paired, margin: float = MARGIN) -> str:
+def answers_sentence(found: Paired, margin: float = MARGIN) -> str:
     """Return what happened to the answers in one sentence, always with its interval.
 
     worse, better: p < 0.05. unchanged: not so, and the interval lies within ± ``margin``. Else undecided.
@@ -129,14 +129,14 @@ def sentence(found: Paired, margin: float = MARGIN) -> str:
     if found.p >= 1 - LEVEL:
         words = "unchanged" if -margin <= found.low and found.high <= margin else "undecided"
     n = found.both + found.gained + found.lost + found.neither
-    difference, low, high = (points(x) for x in (found.difference, found.low, found.high))
+    difference, low, high = (percentage_points(x) for x in (found.difference, found.low, found.high))
     return (
         f"{words}: the difference is {difference} points, 95 % {low} to {high} ({n} questions, {found.lost} lost, "
         f"{found.gained} gained, McNemar p = {found.p:.2g})"
     )
 
 
-def points(x: float) -> str:
+def percentage_points(x: float) -> str:
     """Return a share in percentage points, one digit after the point."""
     text = f"{100 * x:.1f}".replace("-", "−")
     return "0.0" if text == "−0.0" else text

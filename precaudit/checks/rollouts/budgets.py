@@ -1,25 +1,33 @@
-"""The [[rollout]] entries of budgets.toml: limits on a rollout's metrics, each with its reason."""
+"""Limits on a rollout's metrics: [[rollout]] entries of budgets.toml, and those of --fail-above and --fail-below."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Sequence
+from math import inf, isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
-import msgspec
+from precaudit.checks.rollouts.frozen import FACTORS
+from precaudit.checks.rollouts.limits import ANSWERS, ENGINE, RolloutRecord, Side
+from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
+from precaudit.checks.rollouts.written import WrittenRecords
+from precaudit.errors import UserError
+from precaudit.judging.budgets import (
+    Budget,
+    LimitRange,
+    TableEntry,
+    Terms,
+    checked_entry,
+    entries,
+    entry_problem,
+    made_budget,
+    match_globs,
+)
+from precaudit.schema.records.base import Number, value
 
-from precaudit.checks.rollouts.frozen import FRACTIONS, SIZES, factor_of
-from precaudit.checks.rollouts.limits import ANSWERS
-from precaudit.checks.rollouts.mismatch import METRICS
-from precaudit.checks.rollouts.written import Pair, Written
-from precaudit.errors import UserError, nearest
-from precaudit.judging.budgets import entries
-from precaudit.schema.toml import of_table
-
-RATCHETED = (*SIZES, *FRACTIONS)
+SHARE = LimitRange(-1, 1, "a share from -1 to 1 is wanted; 2 points fewer are -0.02")
+OF_ROLLOUTS = Terms((*METRICS, ANSWERS), FACTORS, LimitRange(-inf, inf, "a finite number is wanted"), {ANSWERS: SHARE})
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RolloutEntry(TableEntry, frozen=True, kw_only=True):
     """One [[rollout]] table: ``limit`` of ``metric``, or ``ratchet``: a factor over the baseline's value.
 
     ``ratchet`` true: 2, of k3_kl 4. ``policies``: globs. ``rollout``, ``against``: the sides of the pair, any trainer
@@ -27,76 +35,40 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     baseline's of the same.
     """
 
-    why: str
     metric: str
     policies: str | list[str] = "*"
     rollout: Literal["engine", "policy", "trainer"] = "engine"
     against: Literal["policy", "trainer", "fp64"] | None = None
-    limit: float | None = None
-    ratchet: float | bool | None = None
 
 
-@dataclass(frozen=True)
-class Budget:
-    """An entry, and the policies that its globs name."""
+class Pairs(NamedTuple):
+    """Which policies, sides and metrics a budget is of; None: of all."""
 
-    entry: Entry
-    policies: frozenset[str]
-
-    def matches(self, pair: Pair, metric: str) -> bool:
-        """Whether a metric of a pair is under this budget."""
-        e = self.entry
-        sides = pair[1] == e.rollout and e.against in (None, pair[2])
-        return metric == e.metric and pair[0] in self.policies and sides
-
-    @property
-    def factor(self) -> float | None:
-        """The ratchet's factor; None of a limit."""
-        r = self.entry.ratchet
-        return None if r is None or r is False else factor_of(self.entry.metric) if r is True else float(r)
+    policies: frozenset[str] | None
+    rollouts: frozenset[str]
+    trainers: frozenset[str] | None
+    metrics: frozenset[str]
 
 
-def read_rollout_budgets(path: Path, found: Written) -> tuple[Budget, ...]:
+RolloutBudget = Budget[RolloutEntry, Pairs]
+
+
+def read_rollout_budgets(path: Path, found: WrittenRecords) -> tuple[RolloutBudget, ...]:
     """Read the [[rollout]] entries of budgets.toml; raises UserError, with the line, for one that matches nothing."""
-    return tuple(_budget(f"{path}:{line}", raw, found) for line, raw in entries(path, "rollout"))
+    known, made = (*found.origin.policies, *found.origin.refused), []
+    for line, raw in entries(path, "rollout"):
+        where = f"{path}:{line}"
+        entry = checked_entry(raw, RolloutEntry, OF_ROLLOUTS, where)
+        named = match_globs(entry.policies, known, f"{where}: policies", f"none of {', '.join(known)}").values()
+        if absent := _absent(entry, found):
+            raise UserError(f"{where}: {absent}")
+        against = None if entry.against is None else frozenset((entry.against,))
+        of = Pairs(frozenset().union(*named), frozenset((entry.rollout,)), against, frozenset((entry.metric,)))
+        made.append(made_budget(entry, line, of, OF_ROLLOUTS))
+    return tuple(made)
 
 
-def _budget(where: str, raw: dict[str, Any], found: Written) -> Budget:
-    entry = of_table(raw, Entry, where)
-    if problem := _problem(entry):
-        raise UserError(f"{where}: {problem}")
-    globs = [entry.policies] if isinstance(entry.policies, str) else entry.policies
-    known = (*found.origin.policies, *found.origin.refused)
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in known):
-            raise UserError(f"{where}: policies {glob!r} names none of {', '.join(known)}{nearest(glob, known)}")
-    budget = Budget(entry, frozenset(name for name in known if any(fnmatchcase(name, glob) for glob in globs)))
-    if absent := _absent(entry, found):
-        raise UserError(f"{where}: {absent}")
-    return budget
-
-
-def _problem(e: Entry) -> str | None:
-    """Return what is wrong with an entry."""
-    ratchets = e.ratchet is not None and e.ratchet is not False
-    if not e.why.strip():
-        return "why is empty: say what this budget is for"
-    if e.metric not in (*METRICS, ANSWERS):
-        return f"unknown metric {e.metric!r}{nearest(e.metric, (*METRICS, ANSWERS))}"
-    if (e.limit is not None) == ratchets:
-        return "give one of limit, ratchet"
-    if e.limit is not None and not abs(e.limit) < float("inf"):
-        return f"limit = {e.limit} is impossible: a finite number is wanted"
-    if e.metric == ANSWERS and e.limit is not None and not -1 <= e.limit <= 1:
-        return f"limit = {e.limit} is impossible: a share from -1 to 1 is wanted"
-    if ratchets and e.metric not in RATCHETED:
-        return f"a ratchet on {e.metric}, which is no size that can grow: {', '.join(RATCHETED)} are"
-    if not isinstance(e.ratchet, bool | None) and not 1 <= e.ratchet < float("inf"):
-        return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
-    return "policies is empty: leave it out to mean all" if e.policies == [] else None
-
-
-def _absent(e: Entry, found: Written) -> str | None:
+def _absent(e: RolloutEntry, found: WrittenRecords) -> str | None:
     """Return why an entry can match nothing of a file."""
     if e.metric == ANSWERS:
         return None if found.answers else f"{ANSWERS} matches nothing: no questions were asked"
@@ -106,6 +78,57 @@ def _absent(e: Entry, found: Written) -> str | None:
     return f"{e.rollout} / {e.against or 'any'} matches nothing of {sides}"
 
 
-def under(budgets: Sequence[Budget], pair: Pair, metric: str) -> list[Budget]:
-    """Return the budgets that a metric of a pair is under."""
-    return [b for b in budgets if b.matches(pair, metric)]
+def parse_limits(above: Sequence[str], below: Sequence[str]) -> tuple[RolloutBudget, ...]:
+    """Return the budgets written ``kl=1e-3``; raises UserError for what is no metric, no number, or the wrong way."""
+    found = []
+    for option, text in (*(("--fail-above", x) for x in above), *(("--fail-below", x) for x in below)):
+        name, _, written = text.partition("=")
+        try:
+            budget = engine_budget(name, float(written), f"{option} {text}")
+        except ValueError:
+            raise UserError(f"{option} {text}: a number is wanted, such as {name}=1e-3") from None
+        if problem := entry_problem(budget.entry, OF_ROLLOUTS):
+            raise UserError(f"{option} {text}: {problem}")
+        if smaller_is_worse(name) != (option == "--fail-below"):
+            raise UserError(f"{option} {text}: of {name}, {'smaller' if smaller_is_worse(name) else 'larger'} is worse")
+        found.append(budget)
+    return tuple(found)
+
+
+class LimitOutcome(NamedTuple):
+    """What a limit said of the engine against a trainer: pass, fail, nonfinite or unknown."""
+
+    trainer: Side
+    metric: str
+    limit: float
+    found: float
+    status: Literal["pass", "fail", "nonfinite", "unknown"]
+
+
+def engine_budget(metric: str, limit: float, why: str = "") -> RolloutBudget:
+    """Return a limit on a metric of the engine against whatever it is held to."""
+    entry = RolloutEntry(why=why, metric=metric, limit=limit)
+    return RolloutBudget(entry, 0, Pairs(None, frozenset((ENGINE,)), None, frozenset((metric,))))
+
+
+def outcomes(record: RolloutRecord, budgets: Sequence[RolloutBudget]) -> Iterator[LimitOutcome]:
+    """Yield what limits say of a record."""
+    for b in budgets:
+        metric, limit = b.entry.metric, b.entry.limit
+        if limit is not None and b.matches(record.policy, record.rollout, record.trainer, metric):
+            given = getattr(record.mismatch, metric, None)
+            yield LimitOutcome(record.trainer, metric, limit, value(given), status_of(metric, given, limit))
+
+
+def smaller_is_worse(metric: str) -> bool:
+    """Whether a smaller value of a metric is worse."""
+    return metric in (*SMALLER_IS_WORSE, ANSWERS)
+
+
+def status_of(metric: str, given: Number | None, limit: float) -> Literal["pass", "fail", "nonfinite", "unknown"]:
+    """Return what a limit says of a metric; one that is not defined, or NaN, keeps none."""
+    x = value(given)
+    if given is None:
+        return "unknown"
+    worse = x < limit if smaller_is_worse(metric) else x > limit
+    return "nonfinite" if isnan(x) else "fail" if worse else "pass"

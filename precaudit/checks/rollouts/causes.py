@@ -19,29 +19,29 @@ from precaudit.checks.rollouts.limits import ENGINE
 from precaudit.checks.rollouts.parity import Parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.diagnosis.evidence.records import Share
-from precaudit.diagnosis.evidence.shares import PLANTED, Goal, Split, goal_of, prefill_of, split
+from precaudit.diagnosis.evidence.shares import PLANTED, ChangeSplit, Goal, goal_of, prefill_to_logits, split_change
 from precaudit.interpreters.jaxpr import CannotLift
 from precaudit.judging.gate import judge_found
 from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance, Progress, silent
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
-from precaudit.recording.tracing.programs import jitted
+from precaudit.recording.tracing.programs import jit_program
 from precaudit.recording.tracing.subject import Subject
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import row_lengths
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records.base import Count, Index, Number, Record, number, value
+from precaudit.schema.records.base import Count, Index, Number, Record, json_number, value
 from precaudit.schema.selection import Selection
 
 View = Literal["decode", "rescore"]
 MOST = 12  # shares that are kept, largest first
 
 
-class Cause(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="cause"):
+class TokenCause(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="cause"):
     """Why a token's log-probability in decode is not rescore's under one policy.
 
     ``index``: of the drawn token ``token`` in sequence ``id``; ``engine``: what it was drawn with, less the trainer's;
@@ -68,7 +68,7 @@ class Cause(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="cau
     unknown: str | None = None
 
 
-class Worst(NamedTuple):
+class WorstToken(NamedTuple):
     """A rollout, the index of the token farthest from its trainer's log-probability, and by how much, nats."""
 
     rollout: Rollout
@@ -76,11 +76,11 @@ class Worst(NamedTuple):
     apart: float
 
 
-def worst_of(found: Parity, rollouts: Sequence[Rollout], count: int) -> list[Worst]:
+def worst_of(found: Parity, rollouts: Sequence[Rollout], count: int) -> list[WorstToken]:
     """Return the worst token against the policy's own prefill, of the ``count`` sequences where it is worst."""
     by_id = {r.id: r for r in rollouts}
     told = [
-        Worst(by_id[e.id], e.worst[0], value(e.worst[2]) - value(e.worst[3]))
+        WorstToken(by_id[e.id], e.worst[0], value(e.worst[2]) - value(e.worst[3]))
         for e in found.each
         if (e.rollout, e.trainer) == (ENGINE, "policy") and e.worst is not None and e.id is not None
     ]
@@ -88,8 +88,8 @@ def worst_of(found: Parity, rollouts: Sequence[Rollout], count: int) -> list[Wor
 
 
 def causes(
-    subject: Subject, chosen: Sequence[Worst], cache: Path, temperature: float = 1.0, tell: Advance = silent
-) -> list[Cause]:
+    subject: Subject, chosen: Sequence[WorstToken], cache: Path, temperature: float = 1.0, tell: Advance = silent
+) -> list[TokenCause]:
     """Return why the chosen tokens' log-probabilities differ between decode and rescore of ``subject``.
 
     ``cache``: where FP64 references are kept; ``temperature``: what logits are divided by before softmax.
@@ -97,22 +97,22 @@ def causes(
     return [_cause(subject, w, cache, temperature, tell) for w in chosen]
 
 
-def _cause(subject: Subject, w: Worst, cache: Path, temperature: float, tell: Advance) -> Cause:
+def _cause(subject: Subject, w: WorstToken, cache: Path, temperature: float, tell: Advance) -> TokenCause:
     r, policy = w.rollout, subject.policy.name
     with TemporaryDirectory() as folder:
-        options = Options(w.at, forced={r.id: r.tokens}, command="precaudit rollout --explain")
+        options = TraceOptions(w.at, forced={r.id: r.tokens}, command="precaudit rollout --explain")
         prompts = [Prompt(id=r.id, tokens=r.prompt)]
         progress, select = Progress(advance=tell), Selection.parse(points="all")
         run = trace(subject, Path(folder) / "run", prompts, select, options, progress)
         found = compare(run, options=CompareOptions(accum=(), cache=cache), tell=tell)
         verdict, records = _verdict(found)
-        cause = Cause(
-            id=r.id, policy=policy, index=w.at, token=r.tokens[w.at], engine=number(w.apart), verdict=verdict,
+        cause = TokenCause(
+            id=r.id, policy=policy, index=w.at, token=r.tokens[w.at], engine=json_number(w.apart), verdict=verdict,
             records=records,
         )  # fmt: skip
         tell(0, 1, "shares of the mismatch")
         try:
-            return _shared(cause, subject, Recorded.of(run), temperature)
+            return _with_shares(cause, subject, Recorded.of(run), temperature)
         except CannotLift as error:
             return replace(cause, unknown=str(error))
 
@@ -126,30 +126,32 @@ def _verdict(found: Comparison) -> tuple[str, int]:
     return (bad[0].kind if bad else "unknown"), sum(judged.counts.values())
 
 
-def _shared(cause: Cause, subject: Subject, recorded: Recorded, temperature: float) -> Cause:
+def _with_shares(cause: TokenCause, subject: Subject, recorded: Recorded, temperature: float) -> TokenCause:
     lacking = [p for p in PLANTED if p in present(subject.config.sparse) and p not in recorded.requested.points]
     if lacking:
         return replace(cause, unknown=f"the program shows no {lacking[0]}")
     views: tuple[View, View] = ("decode", "rescore")
     decode, rescore = (_split_of(subject, recorded, cause, v, temperature) for v in views)
     change = decode.change - rescore.change
-    parts = [Share(layer=None, point=LOGITS, share=number(decode.last - rescore.last))]
+    parts = [Share(layer=None, point=LOGITS, share=json_number(decode.last - rescore.last))]
     for point, each in decode.shares.items():
         for i, x in enumerate(each - rescore.shares[point]):
-            parts.append(Share(layer=i if point in decode.stepped else None, point=point, share=number(float(x))))
+            parts.append(Share(layer=i if point in decode.stepped else None, point=point, share=json_number(float(x))))
     sums: dict[str, list[float]] = {}
     for s in parts:
         sums.setdefault(s.point, []).append(float(s.share))
     points = [(name, sum(each), sum(map(abs, each))) for name, each in sums.items()]
     return replace(
-        cause, change=number(change), decode=number(decode.change), rescore=number(rescore.change),
-        explained=number(sum(x for _, x, _ in points)),
+        cause, change=json_number(change), decode=json_number(decode.change), rescore=json_number(rescore.change),
+        explained=json_number(sum(x for _, x, _ in points)),
         shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))[:MOST]),
-        points=tuple((name, number(x), number(size)) for name, x, size in sorted(points, key=lambda p: -p[2])),
+        points=tuple(
+            (name, json_number(x), json_number(size)) for name, x, size in sorted(points, key=lambda p: -p[2])
+        ),
     )  # fmt: skip
 
 
-def _split_of(subject: Subject, recorded: Recorded, cause: Cause, view: View, temperature: float) -> Split:
+def _split_of(subject: Subject, recorded: Recorded, cause: TokenCause, view: View, temperature: float) -> ChangeSplit:
     """Return every operation's share in what a view's log-probability of the token is off from FP64's."""
     prompt, step = cause.id, cause.index
 
@@ -161,19 +163,19 @@ def _split_of(subject: Subject, recorded: Recorded, cause: Cause, view: View, te
     n, fed = first + step, np.asarray(recorded.fed_tokens(prompt), np.int32)
     layers = subject.config.layers
     points = [p for p in PLANTED if p in present(subject.config.sparse)]
-    values = {p: _stacked(recorded, prompt, view, p, layers, n) for p in points}
+    values = {p: _stack_rows(recorded, prompt, view, p, layers, n) for p in points}
     call = step if view == "decode" else 0
     logits = _at(recorded, prompt, view, call, None, LOGITS, np.array([n - 1]), n)[0]
     lengths = row_lengths("rescore" if view == "rescore" else "prefill", first, len(fed), n)
     with jax.enable_x64(True):
-        program, args = prefill_of(subject, fed[:n], lengths[None])
-        return split(
+        program, args = prefill_to_logits(subject, fed[:n], lengths[None])
+        return split_change(
             program, values, args, logits, goal, subject.lift,
-            lambda f: jitted(f, subject.platform), {p: layers for p in points if POINTS[p].per_layer},
+            lambda f: jit_program(f, subject.platform), {p: layers for p in points if POINTS[p].per_layer},
         )  # fmt: skip
 
 
-def _stacked(recorded: Recorded, prompt: str, view: View, point: str, layers: int, n: int) -> Array:
+def _stack_rows(recorded: Recorded, prompt: str, view: View, point: str, layers: int, n: int) -> Array:
     """Return a point's rows of the first n positions in FP64 as a tap of prefill gives them, a layer each."""
     per_layer = POINTS[point].per_layer
     found = [_rows(recorded, prompt, view, point, i, n)[None] for i in (range(layers) if per_layer else (None,))]

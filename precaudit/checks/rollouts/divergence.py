@@ -6,7 +6,7 @@ import numpy as np
 
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.sampling import Sampling, noise
-from precaudit.models.configs import attended
+from precaudit.models.configs import with_window
 from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy
@@ -15,7 +15,7 @@ from precaudit.recording.tracing.subject import Subject
 from precaudit.references.comparison.prefill_decode import NEAR
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import on_device
-from precaudit.schema.records.base import Number, Record, number
+from precaudit.schema.records.base import Number, Record, json_number
 
 
 class Divergence(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="divergence"):
@@ -37,7 +37,9 @@ class Divergence(Record, frozen=True, omit_defaults=False, tag_field="kind", tag
     near: bool | None = None
 
 
-def parted(policy: str, against: str, drawn: Sequence[Rollout], before: Sequence[Rollout]) -> list[Divergence]:
+def first_divergences(
+    policy: str, against: str, drawn: Sequence[Rollout], before: Sequence[Rollout]
+) -> list[Divergence]:
     """Return the first token of every sequence that is another; where both drew the same there is none."""
     found = []
     for a, b in zip(drawn, before, strict=True):
@@ -49,7 +51,7 @@ def parted(policy: str, against: str, drawn: Sequence[Rollout], before: Sequence
     return found
 
 
-def judged(
+def judge_divergences(
     found: Sequence[Divergence],
     drawn: Sequence[tuple[int, Rollout]],
     subjects: tuple[Subject, Subject],
@@ -73,8 +75,8 @@ def judged(
         gap = float(scores[d.tokens[0]] - scores[d.tokens[1]])
         near = None if sampling.kind == "cut" else abs(gap) <= NEAR * sigma
         made.append(Divergence(
-            id=d.id, policy=d.policy, against=d.against, index=d.index, tokens=d.tokens, gap=number(gap),
-            sigma=number(sigma), near=near,
+            id=d.id, policy=d.policy, against=d.against, index=d.index, tokens=d.tokens, gap=json_number(gap),
+            sigma=json_number(sigma), near=near,
         ))  # fmt: skip
     return made
 
@@ -90,8 +92,8 @@ def _rows(
     policies = [on_device(s.policy, s.platform) for s in subjects]
     roundings = [FP64, *(of_policy(p) for p in policies)]
     decoding = [FP64, *(of_policy(p, decode=True) for p in policies)]
-    own, read = subjects[1].config, subjects[1].checkpoint.tensors.read
-    configs = [own, *(attended(own, p) for p in policies)]
+    own, read = subjects[1].config, subjects[1].checkpoint.tensors.read_tensor
+    configs = [own, *(with_window(own, p) for p in policies)]
     last = [np.array([len(s) - 1]) for s in sequences]
     made: list[dict[int, Array]] = [{} for _ in sequences]
     for config in dict.fromkeys(configs):

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from precaudit.checks.rollouts.answers import kept
-from precaudit.checks.rollouts.divergence import Divergence, judged, parted
+from precaudit.checks.rollouts.answers import status_under_limit
+from precaudit.checks.rollouts.budgets import RolloutBudget
+from precaudit.checks.rollouts.divergence import Divergence, first_divergences, judge_divergences
 from precaudit.checks.rollouts.generation import Loop
-from precaudit.checks.rollouts.limits import Limit
-from precaudit.checks.rollouts.parity import Parity, parity
-from precaudit.checks.rollouts.questions import Answers, Changed, HeldAnswers, Question, answers, changed
+from precaudit.checks.rollouts.parity import Parity, score_parity
+from precaudit.checks.rollouts.questions import Answers, Changed, HeldAnswers, Question, changed_answers, read_answers
 from precaudit.checks.rollouts.reading import Rollout
-from precaudit.checks.rollouts.timing import How, Measured, Task, Timing, Variant, measure
+from precaudit.checks.rollouts.timing import DrawVariant, How, Task, TimedVariant, Timing, time_variants
 from precaudit.errors import UserError, enough_memory
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
@@ -31,7 +31,7 @@ class Checks:
 
     trainer: Subject | None = None
     exact: bool = True
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[RolloutBudget, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Drawn:
 
     model: str
     temperature: float
-    measured: tuple[Measured, ...]
+    measured: tuple[TimedVariant, ...]
     parities: tuple[Parity, ...]
     refused: tuple[Refusal, ...]
     apart: tuple[str, ...]
@@ -55,9 +55,9 @@ class Drawn:
     held: tuple[HeldAnswers, ...] = ()
 
     @property
-    def firsts(self) -> list[Measured]:
+    def firsts(self) -> list[TimedVariant]:
         """Of every policy the loop that was named first."""
-        found: dict[str, Measured] = {}
+        found: dict[str, TimedVariant] = {}
         for m in self.measured:
             found.setdefault(m.timing.policy, m)
         return list(found.values())
@@ -83,7 +83,7 @@ class Drawn:
         return 3 if 3 in codes or self.refused or silent or "unknown" in held else 0
 
 
-def opened(load: Callable[[Policy], Subject], policies: Sequence[Policy]) -> tuple[list[Subject], list[Refusal]]:
+def open_subjects(load: Callable[[Policy], Subject], policies: Sequence[Policy]) -> tuple[list[Subject], list[Refusal]]:
     """Return the subjects of policies, and those that cannot run; raises UserError where none can, or one is twice."""
     found: list[Subject] = []
     refused: list[Refusal] = []
@@ -102,7 +102,7 @@ def opened(load: Callable[[Policy], Subject], policies: Sequence[Policy]) -> tup
     return found, refused
 
 
-def drawn(
+def draw_all(
     subjects: Sequence[Subject],
     given: Sequence[Task],
     how: How,
@@ -114,7 +114,7 @@ def drawn(
     """Draw and time ``given`` under every subject and loop, and hold what each subject drew to ``checks``."""
     checks = checks or Checks()
     with enough_memory():
-        measured = measure([Variant(s, loop) for s in subjects for loop in loops], given, how, tell)
+        measured = time_variants([DrawVariant(s, loop) for s in subjects for loop in loops], given, how, tell)
     firsts = measured[:: len(loops)]
     apart = [
         s.policy.name
@@ -123,18 +123,18 @@ def drawn(
     ]
     parted_ = _divergences(subjects, firsts, given, how, checks.exact)
     parities = [
-        parity(s, m.rollouts, checks.limits, how.sampling.scored, checks.exact, tell, checks.trainer)
+        score_parity(s, m.rollouts, checks.limits, how.sampling.scoring_temperature, checks.exact, tell, checks.trainer)
         for s, m in zip(subjects, firsts, strict=True)
     ]
-    name, scored = subjects[0].checkpoint.name, how.sampling.scored
+    name, scored = subjects[0].checkpoint.name, how.sampling.scoring_temperature
     return Drawn(name, scored, tuple(measured), tuple(parities), tuple(refused), tuple(apart), tuple(parted_))
 
 
-def graded(
+def grade(
     found: Drawn,
     questions: Sequence[Question],
     decode: Callable[[tuple[int, ...]], str],
-    limits: Sequence[Limit] = (),
+    limits: Sequence[RolloutBudget] = (),
 ) -> Drawn:
     """Return what was drawn with how many questions each policy answers; ``decode`` makes a text of token ids.
 
@@ -145,21 +145,23 @@ def graded(
         said, n = [decode(r.tokens) for r in m.rollouts], len(m.rollouts) // len(questions)
         texts.append([said[i * n : (i + 1) * n] for i in range(len(questions))])
     names = [m.timing.policy for m in found.firsts]
-    marks = [answers(name, questions, some) for name, some in zip(names, texts, strict=True)]
+    marks = [read_answers(name, questions, some) for name, some in zip(names, texts, strict=True)]
     pairs = [
-        changed(name, names[0], questions, some, texts[0]) for name, some in zip(names[1:], texts[1:], strict=True)
+        changed_answers(name, names[0], questions, some, texts[0])
+        for name, some in zip(names[1:], texts[1:], strict=True)
     ]
-    held = [HeldAnswers(c, limit.value, kept(c.paired, limit.value)) for limit in limits for c in pairs]
+    stated = [b.entry.limit for b in limits if b.entry.limit is not None]
+    held = [HeldAnswers(c, limit, status_under_limit(c.paired, limit)) for limit in stated for c in pairs]
     return replace(found, answers=tuple(marks), changed=tuple(pairs), held=tuple(held))
 
 
 def _divergences(
-    subjects: Sequence[Subject], firsts: Sequence[Measured], given: Sequence[Task], how: How, exact: bool
+    subjects: Sequence[Subject], firsts: Sequence[TimedVariant], given: Sequence[Task], how: How, exact: bool
 ) -> list[Divergence]:
     """Return where every policy after the first parts from it."""
     found = []
     for s, m in zip(subjects[1:], firsts[1:], strict=True):
-        some = parted(s.policy.name, subjects[0].policy.name, m.rollouts, firsts[0].rollouts)
+        some = first_divergences(s.policy.name, subjects[0].policy.name, m.rollouts, firsts[0].rollouts)
         numbered = [(t.number, r) for t, r in zip(given, m.rollouts, strict=True)]
-        found += judged(some, numbered, (s, subjects[0]), how.sampling) if exact else some
+        found += judge_divergences(some, numbered, (s, subjects[0]), how.sampling) if exact else some
     return found

@@ -5,7 +5,7 @@ and donated. A program is compiled once for a batch and its bucket of slots; how
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.checks.rollouts.sampling import Kind, Knobs, Sampling, draw
-from precaudit.interpreters.jaxpr.narrow import held
+from precaudit.checks.rollouts.sampling import Kind, Knobs, Sampling, draw_tokens
+from precaudit.interpreters.jaxpr.narrow import hold_narrow
 from precaudit.models.jax_decoder.arithmetic import compiler_options
 from precaudit.numbers.arrays import Array
-from precaudit.recording.tracing.programs import Compiled, compiled, jitted
+from precaudit.recording.tracing.programs import Compiled, compile_program, jit_program
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.lengths import bucket, row_lengths
 
@@ -34,7 +34,7 @@ STATE = 3  # the argument that a program takes over
     meta_fields=[],
 )
 @dataclass(frozen=True)
-class State:
+class DrawState:
     """A batch while it is drawn.
 
     ``numbers`` [B]: of its sequences; ``token`` [B]: drawn last, and ``slots`` [B] where it goes; ``count`` [B]: tokens
@@ -55,7 +55,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Shape:
+class DrawShape:
     """What programs are compiled for: sequences, padded prompt, slots of the cache, and tokens at most."""
 
     batch: int
@@ -64,7 +64,7 @@ class Shape:
     new: int
 
     @classmethod
-    def of(cls, batch: int, longest: int, new: int) -> "Shape":
+    def of(cls, batch: int, longest: int, new: int) -> "DrawShape":
         """Return the bucket of ``batch`` prompts of at most ``longest`` tokens and of ``new`` drawn after each."""
         return cls(batch, bucket(longest), bucket(longest + new), bucket(new))
 
@@ -90,7 +90,7 @@ class Generator:
     """A subject that draws batches of one shape. ``ends``: the tokens after which a sequence ends."""
 
     subject: Subject
-    shape: Shape
+    shape: DrawShape
     sampling: Sampling
     ends: tuple[int, ...]
     programs: dict[str, Compiled] = field(default_factory=dict)
@@ -101,14 +101,14 @@ class Generator:
         made = _programs(self.subject.decoder, self.sampling.kind, options, self.subject.platform)
         given = self.arguments()
         new = [name for name in ("start", *loops) if name not in self.programs]
-        self.programs.update({name: compiled(made[name], *given[name]) for name in new})
+        self.programs.update({name: compile_program(made[name], *given[name]) for name in new})
         return {name: self.programs[name].seconds for name in new}
 
     def arguments(self) -> dict[str, tuple[Any, ...]]:
         """Return arguments of each program, of the shapes and formats that it is compiled for."""
         state = self._blank([0] * self.shape.batch, [1] * self.shape.batch)
         ids = jnp.zeros((self.shape.batch, self.shape.prompt), jnp.int32)
-        first = self._given([1] * self.shape.batch)
+        first = self._program_inputs([1] * self.shape.batch)
         return {"start": (*first, state, ids), "python": (*first, state), "while": (*first, state, jnp.int32(1))}
 
     def generate(
@@ -128,8 +128,8 @@ class Generator:
             row[: len(prompt)] = prompt
         state = self._blank([*numbers, *[0] * (s.batch - n)], [len(p) for p in filled], n)
         began = time.perf_counter()
-        given = self._given([len(p) for p in filled])
-        state = self.programs["start"](*given, state, self._put(tokens))
+        given = self._program_inputs([len(p) for p in filled])
+        state = self.programs["start"](*given, state, self._to_device(tokens))
         going = bool(state.going)
         between = time.perf_counter()
         if loop == "python":
@@ -137,35 +137,35 @@ class Generator:
         else:
             state, waited = self._while(given, state, limit)
         decode = time.perf_counter() - between
-        return _read(state, n, between - began, decode, decode - waited)
+        return _read_state(state, n, between - began, decode, decode - waited)
 
-    def _given(self, lengths: Sequence[int]) -> tuple[Any, ...]:
+    def _program_inputs(self, lengths: Sequence[int]) -> tuple[Any, ...]:
         """Return what every program is given first: parameters, tables for prompts of ``lengths``, and how to draw."""
         slots = self.shape.slots
         tables = self.subject.tables(slots, np.stack([row_lengths("prefill", n, slots, slots) for n in lengths]))
-        weights, how = self._fixed
+        weights, how = self._on_device
         return weights, tables, how
 
     @cached_property
-    def _fixed(self) -> tuple[Any, Any]:
+    def _on_device(self) -> tuple[Any, Any]:
         """Parameters, and how to draw, on the device."""
         knobs = self.sampling.knobs(self.subject.config.vocab, self.shape.batch)
         ends = np.asarray(self.ends or (-1,), np.int32)
-        weights = held(self.subject.parameters) if self.subject.platform == "cpu" else self.subject.parameters
-        return weights, self._put((knobs, ends))
+        weights = hold_narrow(self.subject.parameters) if self.subject.platform == "cpu" else self.subject.parameters
+        return weights, self._to_device((knobs, ends))
 
-    def _blank(self, numbers: Sequence[int], lengths: Sequence[int], live: int | None = None) -> State:
+    def _blank(self, numbers: Sequence[int], lengths: Sequence[int], live: int | None = None) -> DrawState:
         """Return the state before prefill: an empty cache, and the slot of each prompt's last token."""
         b, n = self.shape.batch, self.shape.new
         each = np.arange(b) < (b if live is None else live)
         last = np.asarray(lengths, np.int32) - 1
         zero, made = np.zeros(b, np.int32), (np.zeros((b, n), np.int32), np.zeros((b, n), np.float32))
         numbers32 = np.asarray(numbers, np.uint32)
-        state = State(numbers32, zero, last, zero, each, np.bool_(True), np.int32(0), *made, None)
+        state = DrawState(numbers32, zero, last, zero, each, np.bool_(True), np.int32(0), *made, None)
         cache = self.subject.decoder.init_cache(b, self.shape.slots)
-        return self._put(replace(state, cache=cache))
+        return self._to_device(replace(state, cache=cache))
 
-    def _python(self, given: Any, state: State, going: bool, limit: int) -> tuple[State, float]:
+    def _python(self, given: Any, state: DrawState, going: bool, limit: int) -> tuple[DrawState, float]:
         """Take step after step from Python; return the state and the seconds that were waited for the device."""
         step, waited = self.programs["python"], 0.0
         for _ in range(limit - 1):
@@ -177,18 +177,18 @@ class Generator:
             waited += time.perf_counter() - began
         return state, waited
 
-    def _while(self, given: Any, state: State, limit: int) -> tuple[State, float]:
+    def _while(self, given: Any, state: DrawState, limit: int) -> tuple[DrawState, float]:
         """Take all steps in one call."""
-        state = self.programs["while"](*given, state, self._put(np.int32(limit)))
+        state = self.programs["while"](*given, state, self._to_device(np.int32(limit)))
         began = time.perf_counter()
         jax.block_until_ready(state.going)
         return state, time.perf_counter() - began
 
-    def _put(self, x: Any) -> Any:
+    def _to_device(self, x: Any) -> Any:
         return jax.device_put(x, self.subject.device)
 
 
-def _read(state: State, n: int, prefill: float, decode: float, host: float) -> Generated:
+def _read_state(state: DrawState, n: int, prefill: float, decode: float, host: float) -> Generated:
     """Return what stands in a state, of its first ``n`` sequences."""
     counts = np.asarray(state.count)[:n]
     tokens, logprobs = np.asarray(state.tokens), np.asarray(state.logprobs)
@@ -204,32 +204,36 @@ def _programs(decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str)
     """Return the jitted programs: ``start``, ``python`` (a step) and ``while`` (all of them)."""
     how: dict[str, Any] = {"donate_argnums": (STATE,), "compiler_options": dict(options) or None}
 
-    def start(params: Any, tables: Any, given: Any, state: State, tokens: jax.Array) -> State:
+    def start(
+        params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState, tokens: jax.Array
+    ) -> DrawState:
         rows, starts = state.slots[:, None], jnp.zeros_like(state.slots)
         logits, cache = decoder.prefill(params, tables, tokens, starts, rows, state.cache)
-        return _drawn(kind, given, replace(state, cache=cache), logits[:, 0])
+        return _draw_token(kind, given, replace(state, cache=cache), logits[:, 0])
 
-    def step(params: Any, tables: Any, given: Any, state: State) -> State:
+    def step(params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState) -> DrawState:
         starts = jnp.zeros_like(state.slots)
         logits, cache = decoder.decode(params, tables, state.token, starts, state.slots, state.cache)
-        return _drawn(kind, given, replace(state, cache=cache), logits[:, 0])
+        return _draw_token(kind, given, replace(state, cache=cache), logits[:, 0])
 
-    def loop(params: Any, tables: Any, given: Any, state: State, limit: jax.Array) -> State:
+    def loop(
+        params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState, limit: jax.Array
+    ) -> DrawState:
         return lax.while_loop(lambda s: s.going & (s.drawn < limit), lambda s: step(params, tables, given, s), state)
 
-    return {"start": jitted(start, platform, **how), "python": jitted(step, platform, **how),
-            "while": jitted(loop, platform, **how)}  # fmt: skip
+    return {"start": jit_program(start, platform, **how), "python": jit_program(step, platform, **how),
+            "while": jit_program(loop, platform, **how)}  # fmt: skip
 
 
-def _drawn(kind: Kind, given: tuple[Knobs, jax.Array], state: State, logits: jax.Array) -> State:
+def _draw_token(kind: Kind, given: tuple[Knobs, jax.Array], state: DrawState, logits: jax.Array) -> DrawState:
     """Return the state after a token was drawn from logits [B, V], and every sequence that ends by it has ended."""
     knobs, ends = given
     slots = jnp.where(state.live, state.slots + 1, state.slots)
-    token, shares = draw(kind, knobs, logits, state.numbers, slots)
+    token, shares = draw_tokens(kind, knobs, logits, state.numbers, slots)
     rows = jnp.arange(len(token), dtype=jnp.int32)
     at = jnp.where(state.live, state.count, state.tokens.shape[1])  # outside: nothing is written
     live = state.live & ~jnp.any(token[:, None] == ends[None, :], axis=-1)
-    return State(
+    return DrawState(
         state.numbers, token, slots, state.count + state.live.astype(jnp.int32), live, jnp.any(live), state.drawn + 1,
         state.tokens.at[rows, at].set(token, mode="drop"), state.logprobs.at[rows, at].set(shares, mode="drop"),
         state.cache,

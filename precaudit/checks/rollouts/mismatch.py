@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records.base import Number, Record, number
+from precaudit.schema.records.base import Number, Record, json_number
 
 THRESHOLD = 2.0  # rollout_is_threshold, verl's default; the lower one is its inverse
 SAFETY_BOUND = 20.0  # |δ| above which verl clamps
@@ -107,7 +107,7 @@ def mismatch(trainer: Array, rollout: Array, mask: Array) -> Mismatch:
     return Mismatch(
         sequences=counts[0], tokens=counts[1], empty=counts[2], left_out=counts[3], faults=dict(faults),
         overflowed=tuple(k for k, x in made.items() if x is not None and np.isinf(x)), saturated=saturated,
-        **{k: None if x is None else number(x) for k, x in made.items()},
+        **{k: None if x is None else json_number(x) for k, x in made.items()},
         first_divergence=None if first is None else first[1],
         diverged_sequence=None if first is None else int(kept[first[0]]),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def _metrics(train: Array, roll: Array, mask: Array) -> tuple[dict[str, float | 
         "abs_diff_p90": float(p90),
         "abs_diff_p99": float(p99),
         "abs_diff_max": float(size.max()),
-        "clip_fraction": float(_clipped(delta).mean()),
+        "clip_fraction": float(_is_clipped(delta).mean()),
     }, int((size > SAFETY_BOUND).sum() + (np.abs(sums) > SAFETY_BOUND).sum())
 
 
@@ -173,13 +173,13 @@ def _pearson(x: Array, y: Array) -> float | None:
     return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
-def _clipped(delta: Array) -> Array:
+def _is_clipped(delta: Array) -> Array:
     return np.asarray((delta > np.log1p(CLIP)) | (delta < np.log1p(-CLIP)))
 
 
 def _first_divergence(delta: Array, mask: Array) -> tuple[int, int] | None:
     """Return (row, token index in its row) of the first clipped token, fewest tokens into a sequence first."""
-    clipped = _clipped(delta) & mask
+    clipped = _is_clipped(delta) & mask
     if not clipped.any():
         return None
     order = np.where(clipped, np.cumsum(mask, axis=1) - 1, np.iinfo(np.int64).max)

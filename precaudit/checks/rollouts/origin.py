@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Iterable
 
 from precaudit.checks.rollouts.limits import Side
+from precaudit.judging.baselines import changed_keys
+from precaudit.schema.policies import complete_policy
 from precaudit.schema.records.base import Record
 
 
@@ -30,6 +32,18 @@ class RolloutRun(Record, frozen=True, omit_defaults=False, tag_field="kind", tag
     asked: dict[str, str]
     device: str
     versions: dict[str, str]
+
+    def differences(self, before: "RolloutRun") -> list[str]:
+        """Return in words what else than schema, weights and device is another: policies, trainer, drawing, prompts."""
+        found = []
+        for name in sorted(before.policies.keys() & self.policies.keys()):
+            found += changed_keys(
+                f"policy {name}", complete_policy(before.policies[name]), complete_policy(self.policies[name])
+            )
+        found += changed_keys("trainer", before.trainer, self.trainer)
+        found += changed_keys("drawn with", before.asked, self.asked)
+        others = (what for what in ("prompts", "questions") if getattr(before, what) != getattr(self, what))
+        return [*found, *(f"the {what} are others" for what in others)]
 
 
 def digest(texts: Iterable[str]) -> str:

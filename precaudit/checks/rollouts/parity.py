@@ -5,16 +5,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from precaudit.checks.rollouts.limits import ENGINE, Held, Limit, RolloutRecord, Side, hold
+from precaudit.checks.rollouts.budgets import LimitOutcome, RolloutBudget, outcomes
+from precaudit.checks.rollouts.limits import ENGINE, RolloutRecord, Side
 from precaudit.checks.rollouts.mismatch import mismatch
 from precaudit.checks.rollouts.reading import Rollout
-from precaudit.checks.rollouts.scoring import by_fp64, by_policy, check, padded
+from precaudit.checks.rollouts.scoring import by_fp64, by_policy, check_rollout_tokens, pad_rows
 from precaudit.errors import CannotJudge
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Parity:
     policy: str
     whole: tuple[RolloutRecord, ...]
     each: tuple[RolloutRecord, ...]
-    held: tuple[Held, ...]
+    held: tuple[LimitOutcome, ...]
     sides: Mapping[Side, Array] = field(default_factory=dict, compare=False, repr=False)
     mask: Array = field(default_factory=lambda: np.zeros((0, 0), bool), compare=False, repr=False)
 
@@ -58,10 +59,10 @@ class Parity:
         return 3 if any(h.status == "unknown" for h in self.held) else 0
 
 
-def parity(
+def score_parity(
     subject: Subject,
     rollouts: Sequence[Rollout],
-    limits: Sequence[Limit] = (),
+    limits: Sequence[RolloutBudget] = (),
     temperature: float = 1.0,
     exact: bool = True,
     tell: Advance = silent,
@@ -73,17 +74,17 @@ def parity(
     that are not the model's, or the trainer's, CannotJudge where no rollout has a token.
     """
     for scoring in (subject,) if trainer is None else (subject, trainer):
-        check(scoring, rollouts)
+        check_rollout_tokens(scoring, rollouts)
     if not any(r.tokens for r in rollouts):
         raise CannotJudge(f"none of the {len(rollouts)} rollouts has a token")
     sides: dict[Side, Array] = {}
-    sides["engine"], mask = padded([r.logprobs for r in rollouts])
-    sides["policy"], _ = padded([x.tolist() for x in by_policy(subject, rollouts, temperature, tell)])
+    sides["engine"], mask = pad_rows([r.logprobs for r in rollouts])
+    sides["policy"], _ = pad_rows([x.tolist() for x in by_policy(subject, rollouts, temperature, tell)])
     if trainer is not None:
-        sides["trainer"], _ = padded([x.tolist() for x in by_policy(trainer, rollouts, temperature, tell)])
+        sides["trainer"], _ = pad_rows([x.tolist() for x in by_policy(trainer, rollouts, temperature, tell)])
     if exact:
-        model = Model(subject.config, subject.checkpoint.tensors.read)
-        sides["fp64"], _ = padded([x.tolist() for x in by_fp64(model, rollouts, temperature, tell)])
+        model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
+        sides["fp64"], _ = pad_rows([x.tolist() for x in by_fp64(model, rollouts, temperature, tell)])
     pairs: list[tuple[Side, Side]] = [("engine", side) for side in sides if side != ENGINE]
     pairs += [(side, "fp64") for side in sides if exact and side not in (ENGINE, "fp64")]
     name, whole, each = subject.policy.name, [], []
@@ -97,7 +98,7 @@ def parity(
             each.append(
                 RolloutRecord(id=r.id, policy=name, rollout=rollout, trainer=against, mismatch=alone, worst=worst)
             )
-    held = [hold(r, limit) for r in whole if r.rollout == ENGINE for limit in limits]
+    held = [h for r in whole for h in outcomes(r, limits)]
     return Parity(subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held), sides, mask)
 
 
@@ -106,4 +107,4 @@ def _worst(r: Rollout, trainer: Array, rollout: Array) -> tuple[int, int, Number
     if not n or not (np.isfinite(trainer[:n]).all() and np.isfinite(rollout[:n]).all()):
         return None
     at = int(np.argmax(np.abs(trainer[:n] - rollout[:n])))
-    return at, r.tokens[at], number(rollout[at]), number(trainer[at])
+    return at, r.tokens[at], json_number(rollout[at]), json_number(trainer[at])

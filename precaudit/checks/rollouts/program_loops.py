@@ -15,7 +15,7 @@ from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.program import Program
-from precaudit.recording.tracing.programs import Compiled, compiled
+from precaudit.recording.tracing.programs import Compiled, compile_program
 from precaudit.schema.records.base import Record
 
 
@@ -89,11 +89,11 @@ def _ways(program: Program, loops: Sequence[Loop]) -> tuple[dict[Loop, _Way], di
     for loop in loops:
         function = program.call if loop == "python" else partial(_whole, program)
         try:
-            made = compiled(jax.jit(function), program.params, *inputs)
+            made = compile_program(jax.jit(function), program.params, *inputs)
         except Exception as error:  # the user's code, traced, raises what it likes
             refused[loop] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
             continue
-        ways[loop] = _Way(partial(_stepped if loop == "python" else _once, program, made), made.seconds)
+        ways[loop] = _Way(partial(_run_steps if loop == "python" else _once, program, made), made.seconds)
     return ways, refused
 
 
@@ -113,7 +113,7 @@ def _once(program: Program, made: Compiled, inputs: tuple[Any, ...]) -> Any:
     return made(program.params, *inputs)
 
 
-def _stepped(program: Program, made: Compiled, inputs: tuple[Any, ...]) -> Any:
+def _run_steps(program: Program, made: Compiled, inputs: tuple[Any, ...]) -> Any:
     assert program.advance is not None
     out = made(program.params, *inputs)
     for _ in range(program.steps):

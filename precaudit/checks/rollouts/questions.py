@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from precaudit.checks.rollouts.answers import Paired, Rate, compared, pass_at
+from precaudit.checks.rollouts.answers import Paired, Rate, pair_answers, pass_at
 from precaudit.errors import UserError
 from precaudit.schema.prompts import Message, NoTemplate, Prompt, encode_prompt
 from precaudit.schema.records.base import Record
@@ -44,7 +44,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def how(self) -> Match:
         """How a text is held to the answer."""
-        return self.match or ("exact" if number(self.final) is None else "number")
+        return self.match or ("exact" if last_number(self.final) is None else "number")
 
 
 class Answers(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="answers"):
@@ -104,7 +104,7 @@ def read_questions(path: Path) -> list[Question]:
 def _check(q: Question, where: str) -> None:
     if not q.prompt.strip() or not q.final:
         raise UserError(f"{where}: the {'answer' if q.prompt.strip() else 'prompt'} is empty")
-    if q.how == "number" and number(q.final) is None:
+    if q.how == "number" and last_number(q.final) is None:
         raise UserError(f"{where}: the answer {q.final[:40]!r} is no number; give match exact or regex")
     if q.how == "regex":
         try:
@@ -113,7 +113,7 @@ def _check(q: Question, where: str) -> None:
             raise UserError(f"{where}: the answer {q.final[:40]!r} is no regular expression: {error}") from None
 
 
-def asked(questions: Sequence[Question], tokenizer: Any) -> list[PromptRecord]:
+def question_prompts(questions: Sequence[Question], tokenizer: Any) -> list[PromptRecord]:
     """Return the questions' token ids: as a user's message where the model has a chat template, else as they stand."""
     found = []
     for q in questions:
@@ -126,7 +126,7 @@ def asked(questions: Sequence[Question], tokenizer: Any) -> list[PromptRecord]:
     return found
 
 
-def number(text: str) -> Decimal | None:
+def last_number(text: str) -> Decimal | None:
     """Return the last number in a text, commas left out; None where there is none."""
     found = NUMBER.findall(text)
     try:
@@ -138,12 +138,12 @@ def number(text: str) -> Decimal | None:
 def right(q: Question, text: str) -> bool | None:
     """Return whether a text answers a question; None where a number is wanted and none is in it."""
     if q.how == "number":
-        said = number(text)
-        return None if said is None else said == number(q.final)
+        said = last_number(text)
+        return None if said is None else said == last_number(q.final)
     return text.strip() == q.final if q.how == "exact" else re.search(q.final, text) is not None
 
 
-def answers(policy: str, questions: Sequence[Question], texts: Sequence[Sequence[str]]) -> Answers:
+def read_answers(policy: str, questions: Sequence[Question], texts: Sequence[Sequence[str]]) -> Answers:
     """Return what a policy's texts, n of each question, are worth. A text without a number is counted as wrong."""
     marks = [[right(q, text) for text in some] for q, some in zip(questions, texts, strict=True)]
     correct, samples = [sum(m is True for m in some) for some in marks], [len(some) for some in marks]
@@ -161,7 +161,7 @@ def answers(policy: str, questions: Sequence[Question], texts: Sequence[Sequence
     )  # fmt: skip
 
 
-def changed(
+def changed_answers(
     policy: str, against: str, questions: Sequence[Question], texts: Sequence[Sequence[str]],
     before: Sequence[Sequence[str]],
 ) -> Changed:  # fmt: skip
@@ -169,4 +169,4 @@ def changed(
     one, other = (
         [right(q, some[0]) is True for q, some in zip(questions, given, strict=True)] for given in (before, texts)
     )
-    return Changed(policy=policy, against=against, paired=compared(one, other))
+    return Changed(policy=policy, against=against, paired=pair_answers(one, other))

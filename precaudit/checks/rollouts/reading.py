@@ -50,7 +50,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
     return list(found.values())
 
 
-def written(rollouts: Iterable[tuple[str, Rollout]], temperature: float) -> str:
+def format_rollouts(rollouts: Iterable[tuple[str, Rollout]], temperature: float) -> str:
     """Return (policy, rollout) pairs as JSONL that ``read_rollouts`` takes, NaN as Python writes it."""
     lines = [
         json.dumps({
@@ -74,13 +74,13 @@ def _rollouts(raw: Any, where: str, number: str) -> Iterator[Rollout]:
         for n, output in enumerate(outputs):
             name = request if len(outputs) == 1 else f"{request}/{output.get('index', n)}"
             ids = _ids(output, "token_ids", where)
-            yield _checked(where, name, _ids(raw, "prompt_token_ids", where), ids, _values(output, ids, where))
+            yield _check_rollout(where, name, _ids(raw, "prompt_token_ids", where), ids, _values(output, ids, where))
     elif "meta_info" in raw:
         yield _sglang(raw, where, number)
     else:
         ids = _ids(raw, "token_ids", where)
         name = str(raw.get("id", number))
-        yield _checked(where, name, _ids(raw, "prompt_token_ids", where), ids, _values(raw, ids, where))
+        yield _check_rollout(where, name, _ids(raw, "prompt_token_ids", where), ids, _values(raw, ids, where))
 
 
 def _sglang(raw: dict[str, Any], where: str, number: str) -> Rollout:
@@ -101,7 +101,7 @@ def _sglang(raw: dict[str, Any], where: str, number: str) -> Rollout:
                 f"{where}: {len(prompt)} of {info['prompt_tokens']} prompt tokens are there; "
                 "ask SGLang for logprob_start_len 0, or add prompt_token_ids"
             )
-    return _checked(where, str(info.get("id", number)), prompt, ids, [x for x, _ in pairs])
+    return _check_rollout(where, str(info.get("id", number)), prompt, ids, [x for x, _ in pairs])
 
 
 def _triples(info: dict[str, Any], key: str, where: str) -> list[tuple[Any, int]]:
@@ -139,7 +139,7 @@ def _of(table: dict[str, Any], token: int, n: int, where: str) -> Any:
     return entry.get("logprob") if isinstance(entry, dict) else entry
 
 
-def _checked(where: str, name: str, prompt: tuple[int, ...], ids: tuple[int, ...], values: list[Any]) -> Rollout:
+def _check_rollout(where: str, name: str, prompt: tuple[int, ...], ids: tuple[int, ...], values: list[Any]) -> Rollout:
     for n, x in enumerate(values):
         if not isinstance(x, int | float) or isinstance(x, bool):
             raise UserError(f"{where}: logprobs[{n}] is {str(x)[:40]!r}, no number")

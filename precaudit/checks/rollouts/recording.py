@@ -9,7 +9,7 @@ from precaudit.checks.rollouts.parity import Parity
 from precaudit.checks.rollouts.questions import Question
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.timing import How, Task
-from precaudit.recording.tracing.manifest import device_of, versions
+from precaudit.recording.tracing.manifest import device_of, number_versions
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.records.base import SCHEMA
 
@@ -54,7 +54,8 @@ def _record(
         apart=tuple(apart), sides=tuple((r.rollout, r.trainer) for r in parity.whole),
         trainer={} if trainer is None else _trainer(trainer),
         prompts=digest(",".join(map(str, ids)) for ids in prompts), questions=digest(questions),
-        asked={k: str(x) for k, x in asked.items() if x is not None}, device=device_of(first), versions=versions(),
+        asked={k: str(x) for k, x in asked.items() if x is not None}, device=device_of(first),
+        versions=number_versions(),
     )  # fmt: skip
 
 

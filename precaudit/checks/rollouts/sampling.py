@@ -51,7 +51,7 @@ class Sampling:
         return "whole" if self.top_k is None and self.top_p in (None, 1) else "cut"
 
     @property
-    def scored(self) -> float:
+    def scoring_temperature(self) -> float:
         """The temperature that log-probabilities are of: 1 of greedy tokens."""
         return self.temperature or 1.0
 
@@ -59,7 +59,13 @@ class Sampling:
         """Return what a compiled program is given for batches of ``rows`` sequences."""
         key = jax.random.key_data(jax.random.key(self.seed, impl=IMPL))
         k = vocab if self.top_k is None else min(self.top_k, vocab)
-        return Knobs(np.asarray(key), np.float32(self.scored), np.int32(k), np.float32(self.top_p or 1), np.int32(rows))
+        return Knobs(
+            np.asarray(key),
+            np.float32(self.scoring_temperature),
+            np.int32(k),
+            np.float32(self.top_p or 1),
+            np.int32(rows),
+        )
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["key", "temperature", "top_k", "top_p", "rows"], meta_fields=[])
@@ -74,7 +80,7 @@ class Knobs:
     rows: Any
 
 
-def draw(
+def draw_tokens(
     kind: Kind, knobs: Knobs, logits: jax.Array, numbers: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return tokens [B] int32 and their log-probabilities [B] float32 of logits [B, V].
@@ -105,7 +111,9 @@ def draw_one(
     scaled = logits.astype(jnp.float32) / knobs.temperature
     scores = logits
     if kind != "greedy":
-        allowed = jnp.where(kept(scaled, knobs.top_k, knobs.top_p), scaled, -jnp.inf) if kind == "cut" else scaled
+        allowed = (
+            jnp.where(kept_tokens(scaled, knobs.top_k, knobs.top_p), scaled, -jnp.inf) if kind == "cut" else scaled
+        )
         scores = allowed + noise(knobs, number, position, len(logits))
     token = jnp.argmax(scores).astype(jnp.int32)
     return token, jax.nn.log_softmax(scaled)[token]
@@ -118,7 +126,7 @@ def noise(knobs: Knobs, number: jax.Array, position: jax.Array, vocab: int) -> j
     return jax.random.gumbel(key, (vocab,), jnp.float32, mode="high")  # low resolution draws nothing below 2⁻²³
 
 
-def kept(scaled: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:
+def kept_tokens(scaled: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:
     """Return [V]: which of logits / temperature [V] the top k, then the top p of what they leave, keep.
 
     The top p are the fewest largest whose probabilities, made to add up to 1 after k, reach p. What equals the smallest

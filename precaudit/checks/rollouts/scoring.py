@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens: as a policy's prefill makes them, and in FP64. No [B, T, V] is kept."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
-from precaudit.recording.tracing.programs import jitted
+from precaudit.recording.tracing.programs import jit_program
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.lengths import bucket
@@ -28,7 +28,7 @@ ROWS = 32  # logits rows of a sequence that are there at once
 ELEMENTS = 1 << 25  # FP64 logits that are there at once: 256 MiB
 
 
-def check(subject: Subject, rollouts: Sequence[Rollout]) -> None:
+def check_rollout_tokens(subject: Subject, rollouts: Sequence[Rollout]) -> None:
     """Raise UserError where a rollout's tokens are not of the model's vocabulary or exceed its context."""
     for r in rollouts:
         try:
@@ -37,7 +37,7 @@ def check(subject: Subject, rollouts: Sequence[Rollout]) -> None:
             raise UserError(str(error).replace("prompt ", "rollout ", 1)) from None
 
 
-def padded(values: Sequence[Sequence[float]]) -> tuple[Array, Array]:
+def pad_rows(values: Sequence[Sequence[float]]) -> tuple[Array, Array]:
     """Return [sequences, tokens] in FP64, padded with 0, and the mask of what is there."""
     out = np.zeros((len(values), max(map(len, values), default=0)))
     mask = np.zeros(out.shape, bool)
@@ -93,14 +93,22 @@ def buckets_of(r: Rollout) -> tuple[int, int]:
 def _program(decoder: Any, options: tuple[Any, ...], platform: str) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens [B, T], starts, rows [B, R], targets [B, R], temperature) → [B, R]."""
 
-    def score(params: Any, tables: Any, tokens: Any, starts: Any, rows: Any, targets: Any, temperature: Any) -> Any:
-        def block(logits: Any, ids: Any) -> Any:
+    def score(
+        params: Mapping[str, Any],
+        tables: tuple[Any, ...],
+        tokens: jax.Array,
+        starts: jax.Array,
+        rows: jax.Array,
+        targets: jax.Array,
+        temperature: jax.Array,
+    ) -> Any:
+        def block(logits: jax.Array, ids: jax.Array) -> Any:
             shares = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
             return jnp.take_along_axis(shares, ids[..., None], axis=-1)[..., 0]
 
         return decoder.of_rows(params, tables, tokens, starts, rows, targets, block, ROWS)
 
-    return jitted(score, platform, compiler_options=dict(options) or None)
+    return jit_program(score, platform, compiler_options=dict(options) or None)
 
 
 def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell: Advance) -> list[Array]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from precaudit.checks.rollouts.generation import Generated, Generator, Loop, Shape
+from precaudit.checks.rollouts.generation import DrawShape, Generated, Generator, Loop
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.errors import CannotJudge, UserError
@@ -83,7 +83,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Variant:
+class DrawVariant:
     """What is timed: a subject under a policy, drawing in a loop."""
 
     subject: Subject
@@ -91,7 +91,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TimedVariant:
     """A variant's timing, and the rollouts that it drew, the same in every round."""
 
     timing: Timing
@@ -129,15 +129,17 @@ def tasks(prompts: Sequence[tuple[str, Sequence[int]]], n: int) -> list[Task]:
     return [Task(name, number, ids) for number, (name, ids) in enumerate(names)]
 
 
-def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: Advance = silent) -> list[Measured]:
+def time_variants(
+    variants: Sequence[DrawVariant], given: Sequence[Task], how: How, tell: Advance = silent
+) -> list[TimedVariant]:
     """Draw every sequence under every variant, and return what that took and what was drawn.
 
     Programs are compiled first. Then, batch by batch, one variant follows the other, in every second round backwards:
     what else a machine does slows all of them. Raises UserError for prompts that do not fit the context, CannotJudge
     where a variant draws otherwise in another round.
     """
-    check(variants[0].subject, given, how)
-    groups, widths = list(batches(given, how)), widths_of(given, how)
+    check_room(variants[0].subject, given, how)
+    groups, widths = list(draw_batches(given, how)), widths_of(given, how)
     made = _Made(how, widths, {})
     total, done = len(groups) * len(variants) * how.rounds, 0
     compiling = [0.0] * len(variants)
@@ -162,7 +164,7 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
                 done += 1
     tell(total, total, "drawn")
     return [
-        Measured(
+        TimedVariant(
             replace(_timing(v, given, groups, compiling[i], rounds[i], rounds[0]), memory=made.memory(v, groups)),
             _rollouts(given, groups, drawn[i]),
         )
@@ -170,7 +172,7 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     ]
 
 
-def check(subject: Subject, given: Sequence[Task], how: How) -> None:
+def check_room(subject: Subject, given: Sequence[Task], how: How) -> None:
     """Raise UserError for what cannot be drawn: no room for it in the context, or nothing asked for."""
     for name, x in (("batch", how.batch), ("new-tokens", how.new_tokens), ("rounds", how.rounds)):
         if x < 1:
@@ -179,7 +181,7 @@ def check(subject: Subject, given: Sequence[Task], how: How) -> None:
         check_tokens(task.id, task.prompt, how.new_tokens, subject.config.vocab, subject.config.context)
 
 
-def batches(given: Sequence[Task], how: How) -> Iterator[list[Task]]:
+def draw_batches(given: Sequence[Task], how: How) -> Iterator[list[Task]]:
     """Yield sequences that are drawn together: of one bucket of prompts and one of slots, at most ``batch``."""
     groups: dict[tuple[int, int], list[Task]] = {}
     for task in given:
@@ -200,16 +202,16 @@ def widths_of(given: Sequence[Task], how: How) -> dict[tuple[int, int], int]:
     return {key: min(n, how.batch) for key, n in counts.items()}
 
 
-def shapes(given: Sequence[Task], how: How) -> list[Shape]:
+def shapes(given: Sequence[Task], how: How) -> list[DrawShape]:
     """Return the shape of every batch."""
     widths = widths_of(given, how)
-    return [shape_of(group, how, widths) for group in batches(given, how)]
+    return [compiled_shape(group, how, widths) for group in draw_batches(given, how)]
 
 
-def shape_of(group: Sequence[Task], how: How, widths: dict[tuple[int, int], int]) -> Shape:
+def compiled_shape(group: Sequence[Task], how: How, widths: dict[tuple[int, int], int]) -> DrawShape:
     """Return what programs are compiled for that draw a batch."""
     longest = max(len(t.prompt) for t in group)
-    return Shape.of(widths[buckets(group[0], how)], longest, how.new_tokens)
+    return DrawShape.of(widths[buckets(group[0], how)], longest, how.new_tokens)
 
 
 @dataclass
@@ -220,25 +222,25 @@ class _Made:
     widths: dict[tuple[int, int], int]
     generators: dict[Any, Generator]
 
-    def compile(self, v: Variant, groups: Sequence[Sequence[Task]]) -> float:
+    def compile(self, v: DrawVariant, groups: Sequence[Sequence[Task]]) -> float:
         """Compile what a variant needs; return the seconds of its programs, shared ones too."""
         found = {id(g): g for g in (self._of(v, group) for group in groups)}
         for g in found.values():
             g.compile([v.loop])
         return sum(g.programs[name].seconds for g in found.values() for name in ("start", v.loop))
 
-    def memory(self, v: Variant, groups: Sequence[Sequence[Task]]) -> int:
+    def memory(self, v: DrawVariant, groups: Sequence[Sequence[Task]]) -> int:
         """Return the bytes that the largest program of a variant holds."""
         programs = [self._of(v, group).programs[name] for group in groups for name in ("start", v.loop)]
         return max(p.memory for p in programs)
 
-    def generate(self, v: Variant, group: Sequence[Task]) -> Generated:
+    def generate(self, v: DrawVariant, group: Sequence[Task]) -> Generated:
         """Draw a batch."""
         prompts, numbers = [t.prompt for t in group], [t.number for t in group]
         return self._of(v, group).generate(prompts, numbers, self.how.new_tokens, v.loop)
 
-    def _of(self, v: Variant, group: Sequence[Task]) -> Generator:
-        shape = shape_of(group, self.how, self.widths)
+    def _of(self, v: DrawVariant, group: Sequence[Task]) -> Generator:
+        shape = compiled_shape(group, self.how, self.widths)
         key = (id(v.subject), shape)
         if key not in self.generators:
             self.generators[key] = Generator(v.subject, shape, self.how.sampling, self.how.ends)
@@ -246,7 +248,7 @@ class _Made:
 
 
 def _timing(
-    v: Variant, given: Sequence[Task], groups: Sequence[Sequence[Task]], compiling: float,
+    v: DrawVariant, given: Sequence[Task], groups: Sequence[Sequence[Task]], compiling: float,
     rounds: Sequence[_Round], first: Sequence[_Round],
 ) -> Timing:  # fmt: skip
     stepped = all(r.steps for r in (*rounds, *first))

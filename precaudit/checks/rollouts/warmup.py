@@ -17,7 +17,7 @@ from precaudit.checks.rollouts.scoring import buckets_of, by_policy
 from precaudit.checks.rollouts.timing import How, Task, shapes
 from precaudit.progress import silent
 from precaudit.recording.tracing.subject import Subject
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import Record
 
@@ -42,10 +42,10 @@ def for_rollouts(subject: Subject, given: Sequence[Task], how: How, loops: Seque
     for shape in dict.fromkeys(shapes(given, how)):
         generator = Generator(subject, shape, how.sampling, how.ends)
         where = f"{shape.batch} sequences of {shape.prompt} tokens, {shape.slots} slots"
-        yield _warmed(subject, f"prefill and {', '.join(loops)} loop: {where}", partial(generator.compile, loops))
+        yield _warm(subject, f"prefill and {', '.join(loops)} loop: {where}", partial(generator.compile, loops))
     for (slots, _), rollout in {buckets_of(r): r for r in _longest(given, how)}.items():
-        work = partial(by_policy, subject, [rollout], how.sampling.scored, silent)
-        yield _warmed(subject, f"scoring of {slots} tokens", work)
+        work = partial(by_policy, subject, [rollout], how.sampling.scoring_temperature, silent)
+        yield _warm(subject, f"scoring of {slots} tokens", work)
 
 
 def for_traces(subject: Subject, given: Sequence[Task], steps: int, batch: int) -> Iterator[Warmed]:
@@ -53,9 +53,9 @@ def for_traces(subject: Subject, given: Sequence[Task], steps: int, batch: int) 
     lengths = [len(t.prompt) for t in given]
     prompts = [Prompt(str(i), tokens=(0,) * n) for i, n in enumerate(lengths)]
     with TemporaryDirectory(prefix="precaudit-") as folder:
-        yield _warmed(
+        yield _warm(
             subject, f"trace of {', '.join(map(str, sorted(set(lengths))))} tokens, {steps} decode steps",
-            partial(trace, subject, Path(folder) / "run", prompts, None, Options(decode_steps=steps, batch=batch)),
+            partial(trace, subject, Path(folder) / "run", prompts, None, TraceOptions(decode_steps=steps, batch=batch)),
         )  # fmt: skip
 
 
@@ -65,8 +65,8 @@ def _longest(given: Sequence[Task], how: How) -> Iterator[Rollout]:
         yield Rollout(t.id, t.prompt, (0,) * how.new_tokens, ())
 
 
-def _warmed(subject: Subject, what: str, work: Callable[[], Any]) -> Warmed:
-    with _counted() as seen:
+def _warm(subject: Subject, what: str, work: Callable[[], Any]) -> Warmed:
+    with _count_events() as seen:
         began = time.perf_counter()
         work()
         took = time.perf_counter() - began
@@ -86,7 +86,7 @@ def _events() -> Counter[str]:
 
 
 @contextmanager
-def _counted() -> Iterator[Counter[str]]:
+def _count_events() -> Iterator[Counter[str]]:
     """Yield a counter that holds, at the end, the events of the block."""
     before, found = Counter(_events()), Counter[str]()
     yield found

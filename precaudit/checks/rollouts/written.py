@@ -28,7 +28,7 @@ class Reason(msgspec.Struct, frozen=True, tag_field="kind", tag="cause"):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenRecords:
     """The records of a rollout: of the whole by pair, answers by policy, paired answers and causes."""
 
     path: Path
@@ -39,7 +39,7 @@ class Written:
     causes: tuple[Reason, ...]
 
 
-def read_written(path: Path) -> Written:
+def read_written(path: Path) -> WrittenRecords:
     """Read rollouts.jsonl; raises UserError that names the line of what is wrong, or of a record that is there twice.
 
     Records of single sequences, times and divergences are passed over.
@@ -49,7 +49,7 @@ def read_written(path: Path) -> Written:
     origin, changed, causes = None, [], []
     for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
         where = f"{path}:{i}"
-        it = _decoded(line, where) if line.strip() else None
+        it = _decode(line, where) if line.strip() else None
         if isinstance(it, RolloutRun) and i == 1:
             origin = it
         elif isinstance(it, RolloutRun):
@@ -64,10 +64,10 @@ def read_written(path: Path) -> Written:
             causes.append(it)
     if origin is None:
         raise UserError(f"{path}: no first line of kind rollout; write it again with: precaudit rollout … -o {path}")
-    return Written(path, origin, whole, answers, tuple(changed), tuple(causes))
+    return WrittenRecords(path, origin, whole, answers, tuple(changed), tuple(causes))
 
 
-def _decoded(line: bytes, where: str) -> Any:
+def _decode(line: bytes, where: str) -> Any:
     """Return a record that is judged; None for one that is not."""
     try:
         kind = msgspec.json.decode(line, type=Kind).kind

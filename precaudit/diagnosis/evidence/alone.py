@@ -9,7 +9,7 @@ import numpy as np
 from precaudit.models.numpy_decoder.accumulation import accumulating
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.formats import FORMATS
-from precaudit.schema.metrics.sizes import explained, norm
+from precaudit.schema.metrics.sizes import explained_share, norm
 
 HOLDS = 0.9  # share of an error's square that slices must hold to be told
 FEW = 4  # slices that are told, and the share of an axis (1 / FEW) that they may be
@@ -19,7 +19,7 @@ SAME = 1e-10  # of two ways to multiply in FP64
 STEPS = 1 << 30  # products of a sum that is emulated
 
 
-class Slices(NamedTuple):
+class FewSlices(NamedTuple):
     """The few slices of an axis that hold most of an error."""
 
     axis: int
@@ -31,7 +31,7 @@ class Slices(NamedTuple):
         return tuple(list(self.indices) if i == self.axis else slice(None) for i in range(len(shape)))
 
 
-class Made(NamedTuple):
+class Reproduction(NamedTuple):
     """What reproduces an error: in words, which share, and whether the rest is rounding."""
 
     says: str
@@ -51,7 +51,7 @@ class Alone:
     honest: Array
     form: str
     badness: Callable[[Array], float]
-    name: Callable[[Slices], str]
+    name: Callable[[FewSlices], str]
     inputs: Sequence[Array] = ()
 
     @property
@@ -59,29 +59,29 @@ class Alone:
         """The error that rounding does not make."""
         return self.candidate - self.honest
 
-    def where(self) -> list[Slices]:
+    def where(self) -> list[FewSlices]:
         """Return the slices that hold most of the error, of every axis where they are few; smallest share of it first.
 
         Slices whose values are large hold much of any error: they are told where they hold more than twice their part.
         """
-        return holding(self.left**2, self.reference**2)
+        return main_slices(self.left**2, self.reference**2)
 
-    def gain(self, where: Slices | None = None) -> float:
+    def gain(self, where: FewSlices | None = None) -> float:
         """Return ⟨c − r, r⟩ / ⟨r, r⟩, of some slices or of the whole; 0 where the reference is 0."""
         cut = (...,) if where is None else where.cut(self.left.shape)
         c, r = self.candidate[cut], self.reference[cut]
         size = float(np.sum(r * r))
         return float(np.sum((c - r) * r)) / size if size else 0.0
 
-    def explain(self) -> Made | None:
+    def explain(self) -> Reproduction | None:
         """Return what reproduces the error best, what leaves nothing but rounding first; None where nothing does."""
-        best: Made | None = None
+        best: Reproduction | None = None
         size = norm(self.candidate - self.reference)
         for says, made in self._variants():
-            share = explained(self.candidate, size, made)
+            share = explained_share(self.candidate, size, made)
             if not share >= EXPLAINS or (best is not None and share <= best.share):
                 continue
-            best = Made(says, share, self.badness(made) <= 1)
+            best = Reproduction(says, share, self.badness(made) <= 1)
             if best.closes:
                 return best
         return best
@@ -93,20 +93,20 @@ class Alone:
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if FORMATS[name].precision < own.precision:
                 yield f"rounding to {name}", round_to(rounder(name)(r))
-        yield "digits cut off, not rounded", _truncated(self.honest, r, self.form)
+        yield "digits cut off, not rounded", _truncate(self.honest, r, self.form)
         for name, total in self._sums():
             yield f"sums in {name}", round_to(total)
         for where in (None, *self.where()):
-            yield from self._scaled(where)
+            yield from self._scaled_slices(where)
 
     def _sums(self) -> Iterator[tuple[str, Array]]:
         """Yield the reference's product with narrow accumulators, where it is that of its two inputs."""
         found = _product(self.inputs, self.reference)
         if found is not None:
             for name in SUMS:
-                yield name, _multiplied(accumulating(name), *found, self.reference.shape)
+                yield name, _stacked_product(accumulating(name), *found, self.reference.shape)
 
-    def _scaled(self, where: Slices | None) -> Iterator[tuple[str, Array]]:
+    def _scaled_slices(self, where: FewSlices | None) -> Iterator[tuple[str, Array]]:
         """Yield the reference with some slices times the factor that fits, in three digits."""
         factor = float(f"{1 + self.gain(where):.3g}")
         if factor == 1:
@@ -121,14 +121,14 @@ class Alone:
             yield says, made
 
 
-def holding(error: Array, reference: Array) -> list[Slices]:
+def main_slices(error: Array, reference: Array) -> list[FewSlices]:
     """Return the slices that hold most of what is given for every element; ``reference``: their part of the whole."""
     shape = error.shape
-    found = (_held(error, reference, axis) for axis in range(len(shape)) if shape[axis] > 1)
+    found = (_few_slices(error, reference, axis) for axis in range(len(shape)) if shape[axis] > 1)
     return sorted((x for x in found if x is not None), key=lambda x: len(x.indices) / shape[x.axis])
 
 
-def _held(error: Array, reference: Array, axis: int) -> Slices | None:
+def _few_slices(error: Array, reference: Array, axis: int) -> FewSlices | None:
     others = tuple(i for i in range(error.ndim) if i != axis)
     held, size = error.sum(axis=others), reference.sum(axis=others)
     if not held.sum():
@@ -138,10 +138,10 @@ def _held(error: Array, reference: Array, axis: int) -> Slices | None:
     if n > FEW or n > max(1, len(held) / FEW):
         return None
     share, part = float(held[order[:n]].sum() / held.sum()), float(size[order[:n]].sum() / (size.sum() or 1.0))
-    return Slices(axis, tuple(sorted(int(i) for i in order[:n])), share) if share > 2 * part else None
+    return FewSlices(axis, tuple(sorted(int(i) for i in order[:n])), share) if share > 2 * part else None
 
 
-def _truncated(rounded: Array, r: Array, form: str) -> Array:
+def _truncate(rounded: Array, r: Array, form: str) -> Array:
     """Return values rounded toward zero: of those that were rounded away from it the neighbour."""
     narrow = rounded.astype(FORMATS[form].dtype)
     below = np.nextafter(narrow, np.zeros_like(narrow)).astype(np.float64)
@@ -166,7 +166,7 @@ def _product(inputs: Sequence[Array], reference: Array) -> tuple[Array, Array] |
     return None
 
 
-def _multiplied(dot: Callable[[Array, Array], Array], a: Array, b: Array, shape: tuple[int, ...]) -> Array:
+def _stacked_product(dot: Callable[[Array, Array], Array], a: Array, b: Array, shape: tuple[int, ...]) -> Array:
     stacks = shape[:-2]
     left, right = (np.broadcast_to(x, (*stacks, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (a, b))
     return np.stack([dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(shape)

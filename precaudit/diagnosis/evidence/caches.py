@@ -12,8 +12,8 @@ from precaudit.numbers.arrays import Array, as_format, cutter, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.comparison.cache_state import bits
-from precaudit.references.mutations.forms import quantised
+from precaudit.references.comparison.cache_state import bits_of
+from precaudit.references.mutations.forms import quantiser
 from precaudit.references.mutations.storing import FEW, to_bits
 from precaudit.references.mutations.variants import Class
 from precaudit.schema.places import Place
@@ -48,26 +48,26 @@ def explain(
     if (factor := _factor(f[bad], e[bad], expected)) is not None:
         says_so = f"the {says} rows {_span(rows)} are multiplied by {factor:g}"
         return State(f"rows × {factor:g}", "state", says_so, 1.0, rows)
-    if (lies := _ordered(f[bad], e[bad])) is not None:
+    if (lies := _order_cause(f[bad], e[bad])) is not None:
         return State(*lies, 1.0, rows)
     for cause, what, cast in _casts(name):
         if np.array_equal(f[bad], widen(as_format(cast(e[bad]), expected.dtype.name))):
             return State(cause, "format", f"the {says} rows {what}", 1.0, rows)
     for width in (8, 4):
-        made = widen(quantised(width)(e[bad]).astype(expected.dtype))
+        made = widen(quantiser(width)(e[bad]).astype(expected.dtype))
         share = float(np.mean(f[bad] == made)) if bad.size else 0.0
         if share >= ENOUGH:
             quantum = f"the {says} rows are quantised to {width} bits, one scale a head and row"
             return State(f"{name} in int{width}", "format", quantum, share, rows)
-    keys, written = _keys(bits(found)), {name: _keys(bits(x)) for name, x in (others or {}).items()}
+    keys, written = _keys(bits_of(found)), {name: _keys(bits_of(x)) for name, x in (others or {}).items()}
     zeros = {keys[s] for s in rows if not f[s].any()}
-    told = _told(rows, keys, _keys(bits(expected)), zeros, written)
+    told = _state_of_rows(rows, keys, _keys(bits_of(expected)), zeros, written)
     if told.cause == FOREIGN and layers:
-        return _of_layer(rows, keys, {layer: _keys(bits(x)) for layer, x in layers.items()}) or told
+        return _of_layer(rows, keys, {layer: _keys(bits_of(x)) for layer, x in layers.items()}) or told
     return told
 
 
-def _ordered(found: Array, expected: Array) -> tuple[str, Class, str] | None:
+def _order_cause(found: Array, expected: Array) -> tuple[str, Class, str] | None:
     """Return (cause, kind, what it is) of rows [N, G, K] whose heads or dimensions lie otherwise; None of others."""
     heads, size = found.shape[1:]
     same = [[np.array_equal(found[:, g], expected[:, h]) for h in range(heads)] for g in range(heads)]
@@ -124,7 +124,7 @@ def explain_hashes(
     """Say the same from hashes of rows [S, LANES]; ``zero``: that of a row of zeros."""
     rows = tuple(int(s) for s in np.flatnonzero((found != expected).any(axis=1)))
     written = {name: _keys(x) for name, x in (others or {}).items()}
-    told = _told(rows, _keys(found), _keys(expected), {zero.tobytes()}, written)
+    told = _state_of_rows(rows, _keys(found), _keys(expected), {zero.tobytes()}, written)
     if told.cause == FOREIGN and layers:
         return _of_layer(rows, _keys(found), {layer: _keys(x) for layer, x in layers.items()}) or told
     return told
@@ -135,7 +135,7 @@ def _keys(rows: Array) -> list[bytes]:
     return [np.ascontiguousarray(r).tobytes() for r in rows]
 
 
-def _told(
+def _state_of_rows(
     rows: tuple[int, ...],
     found: Sequence[bytes],
     expected: Sequence[bytes],
@@ -202,7 +202,11 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     beside = {i: recorded.expected_cache(prompt, i, point, step) for i in recorded.requested.layers if i != layer}
     layers = {i: x for i, x in beside.items() if x is not None and x.dtype == expected.dtype}
     if found is not None:
-        made = explain_integers(found, rows, expected) if (rows := _quantised(recorded, place)) is not None else None
+        made = (
+            explain_integers(found, rows, expected)
+            if (rows := _rows_before_cast(recorded, place)) is not None
+            else None
+        )
         return made or explain(found, expected, others, layers=layers)
     hashes = recorded.hashes(prompt, step, layer, point)
     assert hashes is not None
@@ -213,7 +217,7 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     )  # fmt: skip
 
 
-def _quantised(recorded: Recorded, place: Place) -> Array | None:
+def _rows_before_cast(recorded: Recorded, place: Place) -> Array | None:
     """Return the rows that a cache of integers was made of; None of another, or where they were not recorded."""
     assert place.layer is not None
     if recorded.run.record.policy["kv_cache"] != "int8":

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from precaudit.diagnosis.evidence.kept import held, keep
-from precaudit.diagnosis.evidence.last_call import NOT_FINITE, Last, outputs_of
+from precaudit.diagnosis.evidence.kept import read_kept, write_kept
+from precaudit.diagnosis.evidence.last_call import NOT_FINITE, Last, call_outputs
 from precaudit.diagnosis.evidence.raised_lines import line_remedies
 from precaudit.diagnosis.evidence.records import LineRemedy, Shares
-from precaudit.diagnosis.evidence.shares import Goal, goal_of, split, unknown_shares
+from precaudit.diagnosis.evidence.shares import Goal, goal_of, split_change, unknown_shares
 from precaudit.interpreters.jaxpr import CannotLift
-from precaudit.interpreters.jaxpr.emulate import whole
+from precaudit.interpreters.jaxpr.emulate import emulate_program
 from precaudit.interpreters.jaxpr.sites import TAKEN
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
@@ -54,49 +54,51 @@ def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell
         return Effects(unknown=UNNAMED)
     last = Last(opened, program, made, OUTPUT_LOGITS if OUTPUT_LOGITS in names else names[0])
     objective = objective if last.distributions else DISTANCE
-    found = held(opened.folder, "shares.jsonl", Shares)
+    found = read_kept(opened.folder, "shares.jsonl", Shares)
     if not found or any(s.objective != objective or s.unknown for s in found):
         cases = opened.record.cases[:SHARED]
         found = tuple(
             msgspec.structs.replace(x, run=file_hash(opened.folder / MANIFEST))
-            for x in _shares(last, cases, objective, tell)
+            for x in output_shares(last, cases, objective, tell)
         )
-        keep(opened.folder, "shares.jsonl", found)
-    lines = held(opened.folder, "lines.jsonl", LineRemedy)
+        write_kept(opened.folder, "shares.jsonl", found)
+    lines = read_kept(opened.folder, "lines.jsonl", LineRemedy)
     if lines is None:
         try:
             lines = tuple(line_remedies(last, tell))
         except UNLIFTED as error:
             return Effects(found, unknown=_first(error))
-        keep(opened.folder, "lines.jsonl", lines)
+        write_kept(opened.folder, "lines.jsonl", lines)
     return Effects(found, lines)
 
 
-def _shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> Iterator[Shares]:
-    """Yield the shares of every case."""
+def output_shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> Iterator[Shares]:
+    """Yield what changed the output that is looked at, of every case."""
     ways = [partial(jax.jit, compiler_options=how) for how in (effort(last.made), None)]
     with jax.enable_x64(True):
-        exactly = [compiled(whole(last.jaxpr, None)) for compiled in ways]
+        exactly = [compiled(emulate_program(last.jaxpr, None)) for compiled in ways]
         for i, case in enumerate(cases):
             tell(i, len(cases), "gradients of the output")
             try:
-                each = (_shared(last, case, objective, *way) for way in zip(exactly, ways, strict=True))
-                yield next((x for x in each if x.unknown or _known(x)), unknown_shares(case, NOT_FINITE, objective))
+                each = (_output_shares(last, case, objective, *way) for way in zip(exactly, ways, strict=True))
+                yield next(
+                    (x for x in each if x.unknown or _all_finite(x)), unknown_shares(case, NOT_FINITE, objective)
+                )
             except UNLIFTED as error:
                 yield unknown_shares(case, _first(error), objective)
 
 
-def _known(found: Shares) -> bool:
+def _all_finite(found: Shares) -> bool:
     """Whether all numbers are finite; of a program that XLA optimises little they may not be, and are by default."""
     numbers = [found.fp64, found.change, found.explained, *(s.share for s in found.shares)]
     return bool(np.isfinite([value(x) for x in numbers]).all())
 
 
-def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Callable[..., Any]) -> Shares:
+def _output_shares(last: Last, case: str, objective: str, exactly: Any, compiled: Callable[..., Any]) -> Shares:
     """Return the shares in the row of logits that is farthest from FP64's, or in the whole output."""
     if last.opened.record.layers is not None:
         return unknown_shares(case, "some layers were not recorded; trace without --layers", objective)
-    recorded = last.recorded(case)
+    recorded = last.recorded_output(case)
     values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
     if not all(np.isfinite(x).all() for x in (recorded, *map(widen, values.values()))):
         return unknown_shares(case, "values that were recorded are not finite", objective)
@@ -104,7 +106,9 @@ def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Calla
     given = (last.program.params, *last.inputs(case))
     row, goal = None, _along(recorded.reshape(-1))
     if last.distributions:
-        exact = np.asarray(last.of(outputs_of(last, exactly(0, *jax.tree.leaves(given), held=last.held(case)))))
+        exact = np.asarray(
+            last.of(call_outputs(last, exactly(0, *jax.tree.leaves(given), held=last.loop_decisions(case))))
+        )
         row, goal = _worst(exact, recorded), partial(goal_of, objective)
 
     def flat(*args: Any) -> Any:
@@ -112,7 +116,9 @@ def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Calla
         return x.reshape(-1) if row is None else x[row]
 
     kept = recorded.reshape(-1) if row is None else recorded[row]
-    found = split(flat, values, given, kept, goal, compiled=compiled, steps=steps, held=last.held(case))
+    found = split_change(
+        flat, values, given, kept, goal, compiled=compiled, steps=steps, held=last.loop_decisions(case)
+    )
     return found.record(case, objective, last.output)
 
 

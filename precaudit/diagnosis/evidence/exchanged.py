@@ -30,7 +30,7 @@ class Whose(NamedTuple):
     explained: float
 
 
-class Rows(NamedTuple):
+class ExpectedRows(NamedTuple):
     """What an operation recorded and should have made, both [T, H, K], and where: expected in FP64."""
 
     stored: Array
@@ -55,11 +55,11 @@ def whose(recorded: Recorded, model: Model, operation: Operation) -> Whose | Non
     return _of_position(own, wrong, limit) or _of_head(own, wrong, limit)
 
 
-def _rows(o: Operation) -> Rows:
-    return Rows(canonical(o.stored, o.axes), canonical(o.evaluate([FP64])[0], o.axes), np.asarray(o.positions))
+def _rows(o: Operation) -> ExpectedRows:
+    return ExpectedRows(canonical(o.stored, o.axes), canonical(o.evaluate([FP64])[0], o.axes), np.asarray(o.positions))
 
 
-def _other(recorded: Recorded, model: Model, place: Place, prompt: str) -> Iterator[Rows]:
+def _other(recorded: Recorded, model: Model, place: Place, prompt: str) -> Iterator[ExpectedRows]:
     """Yield the rows of the same point of another prompt."""
     there = Place(prompt, place.phase, place.step, place.layer, place.point)
     for part in parts(recorded, there):
@@ -86,14 +86,16 @@ def _nearest(row: Array, pool: Array, limit: float, own: float, prefer: int | No
     return at if at >= 0 and d[at] <= most else None
 
 
-def _explained(own: Rows, made: Mapping[int, Array]) -> float:
+def _explained_share(own: ExpectedRows, made: Mapping[int, Array]) -> float:
     """1 − Σ‖c − other‖² / Σ‖c − r‖² over the rows that are another's."""
     left = sum(float(((own.stored[t] - y) ** 2).sum()) for t, y in made.items())
     error = sum(float(((own.stored[t] - own.expected[t]) ** 2).sum()) for t in made)
     return 1.0 - left / error if error else 0.0
 
 
-def _of_prompt(own: Rows, wrong: Array, limit: float, mate: str, others: Iterator[Rows]) -> Whose | None:
+def _of_prompt(
+    own: ExpectedRows, wrong: Array, limit: float, mate: str, others: Iterator[ExpectedRows]
+) -> Whose | None:
     """Name a prompt whose rows they are; rows past its end hold its padding and tell nothing."""
     for other in others:
         if other.expected.shape[1:] != own.expected.shape[1:]:
@@ -109,11 +111,11 @@ def _of_prompt(own: Rows, wrong: Array, limit: float, mate: str, others: Iterato
         if seen and len(made) >= ENOUGH * len(seen) and 2 * len(seen) >= len(wrong):
             at = spans(int(own.positions[t]) for t in made)
             says = f"its rows at positions {at} are those of prompt {mate}, which ran in the same batch"
-            return Whose(f"row of prompt {mate}", says, _explained(own, made))
+            return Whose(f"row of prompt {mate}", says, _explained_share(own, made))
     return None
 
 
-def _of_position(own: Rows, wrong: Array, limit: float) -> Whose | None:
+def _of_position(own: ExpectedRows, wrong: Array, limit: float) -> Whose | None:
     far = _distance(own.stored, own.expected)
     came = {int(t): _nearest(own.stored[t], own.expected, limit, far[t], None) for t in wrong}
     found = {t: j for t, j in came.items() if j is not None}
@@ -123,10 +125,10 @@ def _of_position(own: Rows, wrong: Array, limit: float) -> Whose | None:
     sources = {j for _, j in pairs}
     cause = f"row of position {pairs[0][1]}" if len(sources) == 1 else "rows of other positions"
     told = ", ".join(f"{t} is that of {j}" for t, j in pairs[:3]) + (" …" if len(pairs) > 3 else "")
-    return Whose(cause, f"row {told}", _explained(own, {t: own.expected[j] for t, j in found.items()}))
+    return Whose(cause, f"row {told}", _explained_share(own, {t: own.expected[j] for t, j in found.items()}))
 
 
-def _of_head(own: Rows, wrong: Array, limit: float) -> Whose | None:
+def _of_head(own: ExpectedRows, wrong: Array, limit: float) -> Whose | None:
     if own.stored.shape[1] < 2:
         return None
     far = _distance(own.stored[:, :, None], own.expected[:, :, None])
@@ -145,4 +147,4 @@ def _of_head(own: Rows, wrong: Array, limit: float) -> Whose | None:
     sources = {g for g, _ in named.values()}
     cause = f"row of head {next(iter(sources))}" if len(sources) == 1 else "rows of other heads"
     told = ", ".join(f"head {h} holds head {g}" for h, (g, _) in sorted(named.items()))
-    return Whose(cause, f"{told}, at {len(made)} positions", _explained(own, made))
+    return Whose(cause, f"{told}, at {len(made)} positions", _explained_share(own, made))

@@ -36,7 +36,7 @@ class Flip(NamedTuple):
     near: bool | None
 
 
-class Rows(NamedTuple):
+class LogitsRows(NamedTuple):
     """All logits rows that FP64 is known of: how many, the flips among them, and how many are not finite.
 
     ``decoded``: the decode rows among them of the prompt that has fewest.
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
     decoded: int = 0
 
 
-def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, sigma: float) -> Rows:
+def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, sigma: float) -> LogitsRows:
     """Compare the top tokens of every recorded logits row with FP64's, which ``compare`` left in ``cache``."""
     found: list[Flip] = []
     count = nonfinite = 0
@@ -67,13 +67,13 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
                 if not (np.isfinite(candidate).all() and np.isfinite(exact).all()):
                     nonfinite += 1
                     continue
-                for k, came, fell, apart in exchanged(candidate, exact):
+                for k, came, fell, apart in exchanged_tokens(candidate, exact):
                     near = apart <= NEAR * sigma if sigma == sigma else None
                     found.append(Flip(prompt, s.phase, s.step, s.position, k, came, fell, apart, near))
-    return Rows(count, tuple(found), nonfinite, min(decoded.values(), default=0))
+    return LogitsRows(count, tuple(found), nonfinite, min(decoded.values(), default=0))
 
 
-def exchanged(candidate: Array, exact: Array) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], float]]:
+def exchanged_tokens(candidate: Array, exact: Array) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], float]]:
     """Yield (k, tokens that came in, tokens that fell out, how far apart in FP64) where the top k of [V] differ."""
     for k in TOP:
         a, b = top_ids(candidate, k), top_ids(exact, k)
@@ -83,7 +83,7 @@ def exchanged(candidate: Array, exact: Array) -> Iterator[tuple[int, tuple[int, 
             yield k, tuple(int(x) for x in came), tuple(int(x) for x in fell), apart
 
 
-def sentence(rows: Rows, steps: int) -> str | None:
+def flips_sentence(rows: LogitsRows, steps: int) -> str | None:
     """Return what flipped, in one sentence; None where no row is known. ``steps``: decode steps after the prompt."""
     if not rows.rows:
         return None

@@ -7,7 +7,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
 
-class Told(NamedTuple):
+class HeldCause(NamedTuple):
     """A finding's kind, cause and words."""
 
     kind: str
@@ -15,16 +15,20 @@ class Told(NamedTuple):
     says: str
 
 
-def told(e: ErrorRecord, p: ProgramPoint) -> Told | None:
+def held_cause(e: ErrorRecord, p: ProgramPoint) -> HeldCause | None:
     """Return what a local record of a point tells of its cause; None where it tells nothing."""
     at = f"{p.name} ({p.source})"
     if e.lost:
         off = "" if e.max_diff is None else f", by up to {value(e.max_diff):g}"
         says = f"{e.lost:,} of {e.n:,} whole numbers are held as others{off}: {p.dtype} does not have them; {at}"
-        return Told("format", f"whole numbers in {p.dtype}", says)
+        return HeldCause("format", f"whole numbers in {p.dtype}", says)
+    if e.narrow is not None:  # the textbook makes these values so, which is more than that a sum closes
+        return HeldCause("format", e.narrow.cause, f"{e.narrow.says}; {at}")
     if e.summed is not None:
         # the error over that of the honest emulation, which sums in float32 and rounds once
         gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {value(e.ratio):.3g} less error"
         off = "" if e.rel_l2 is None else f", {value(e.rel_l2):.2e} off"
-        return Told("format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}")
+        return HeldCause(
+            "format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}"
+        )
     return None

@@ -37,7 +37,7 @@ def _beyond(e: ErrorRecord) -> bool:
     return v is not None and v.metric == "price"
 
 
-def sentence(one: Inside, points: Sequence[ProgramPoint]) -> str:
+def inside_sentence(one: Inside, points: Sequence[ProgramPoint]) -> str:
     """Return what is rounded, where, how far that is off in unit roundoffs, and what float32 inside would leave."""
     worst = _worst(one)
     assert worst.narrow is not None
@@ -63,7 +63,7 @@ def inside_findings(inside: Sequence[Inside], points: Sequence[ProgramPoint]) ->
             worst, layers = _worst(one), tuple(sorted({e.layer for e in one.records if e.layer is not None}))
             assert worst.narrow is not None
             yield Finding(
-                kind="format", cause=one.cause, says=sentence(one, points), layer=one.records[0].layer,
+                kind="format", cause=one.cause, says=inside_sentence(one, points), layer=one.records[0].layer,
                 point=one.records[0].point, layers=layers, phases=(worst.phase,), prompts=(worst.prompt,),
                 records=len(one.records), rel_l2=worst.narrow.error, explained=None, equal=None, second=None,
                 worst=None,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from precaudit.progress import Advance, silent
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import Subject
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.comparison.pairs import pair_errors
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
@@ -21,7 +21,7 @@ from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Selection
 
 
-class Way(NamedTuple):
+class OtherRun(NamedTuple):
     """Another way to run the same prompts."""
 
     name: str
@@ -47,12 +47,12 @@ class Invariance(NamedTuple):
 
 
 WAYS = (
-    Way("the same again"),
-    Way("batch 3, padded right", 3),
-    Way("batch 3, padded left", 3, "left"),
-    Way("a longer neighbour: another bucket and cache", 2, "right", 300),
-    Way("layers unrolled", unrolled=True),
-    Way("layers rematerialised", remat=True),
+    OtherRun("the same again"),
+    OtherRun("batch 3, padded right", 3),
+    OtherRun("batch 3, padded left", 3, "left"),
+    OtherRun("a longer neighbour: another bucket and cache", 2, "right", 300),
+    OtherRun("layers unrolled", unrolled=True),
+    OtherRun("layers rematerialised", remat=True),
 )
 
 
@@ -77,7 +77,7 @@ def invariance(
     return found
 
 
-def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: dict[Any, float]) -> Invariance:
+def _one(recorded: Recorded, subject: Subject, way: OtherRun, folder: Path, noise: dict[Any, float]) -> Invariance:
     asked = recorded.requested
     prompts = [
         x
@@ -86,7 +86,7 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     ]
     layers = ",".join(map(str, asked.layers))
     select = Selection.parse(layers, ",".join(asked.points), ",".join(asked.phases))
-    options = Options(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
+    options = TraceOptions(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
     policy = replace(subject.policy, layers="unrolled") if way.unrolled else subject.policy
     rewritten = replace(subject, policy=policy, remat=way.remat)
     run = trace(rewritten, folder, prompts, select, options)
@@ -113,7 +113,7 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     return worst if compared else Invariance(way.name, "unknown", "nothing", None, float("nan"), float("nan"))
 
 
-def _neighbours(name: str, way: Way, recorded: Recorded) -> list[Prompt]:
+def _neighbours(name: str, way: OtherRun, recorded: Recorded) -> list[Prompt]:
     """Return what else is in a prompt's batch: sequences of other lengths, one as long as the way asks for."""
     vocab, most = recorded.config.vocab, recorded.config.context - recorded.requested.decode_steps - 1
     lengths = [way.longer or 5, 11, 17][: way.batch - 1]

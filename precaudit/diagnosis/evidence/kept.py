@@ -17,17 +17,17 @@ MANIFESTS = ("run.json", "program.json")
 R = TypeVar("R", bound=Record)
 
 
-def held(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
+def read_kept(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
     """Return what was kept in a file of JSON lines; None where it is not there, of another run, code or content."""
-    before, path = _read(folder), folder / name
+    before, path = _read_identity(folder), folder / name
     if before is None or not path.is_file() or before.files.get(name) != file_hash(path):
         return None
     return tuple(read_lines(path, kind))
 
 
-def keep(folder: Path, name: str, records: Sequence[R]) -> tuple[R, ...]:
-    """Write records to a file that ``held`` will return; return them."""
-    before = _read(folder)
+def write_kept(folder: Path, name: str, records: Sequence[R]) -> tuple[R, ...]:
+    """Write records to a file that ``read_kept`` will return; return them."""
+    before = _read_identity(folder)
     write_lines(folder / name, records)
     files = {**(before.files if before is not None else {}), name: file_hash(folder / name)}
     write_lines(folder / NAME, [Kept(*_identity(folder), files)])
@@ -40,7 +40,7 @@ def _identity(folder: Path) -> tuple[str, str]:
     return file_hash(manifest), computed_by(DIAGNOSES)
 
 
-def _read(folder: Path) -> Kept | None:
+def _read_identity(folder: Path) -> Kept | None:
     try:
         found = msgspec.json.decode((folder / NAME).read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

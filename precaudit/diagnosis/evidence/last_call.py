@@ -13,7 +13,7 @@ from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.programs import Opened
-from precaudit.references.traced.forward import as_on, following, states_of
+from precaudit.references.traced.forward import as_on, chain_inputs, states_of
 from precaudit.references.traced.units import flushes_of, units_of
 
 NOT_FINITE = "in FP64, or as its equations round, it is not finite"
@@ -40,23 +40,23 @@ class Last:
         """Return what a case's call was given."""
         return self.program.inputs(self.opened.tensors(case, self.call, "inputs"))
 
-    def recorded(self, case: str) -> Array:
+    def recorded_output(self, case: str) -> Array:
         """Return the output that is looked at as it was recorded, rows [R, N] in FP64."""
-        return np.asarray(rows_of(widen(self.opened.tensors(case, self.call, "outputs")[self.output])))
+        return np.asarray(output_rows(widen(self.opened.tensors(case, self.call, "outputs")[self.output])))
 
-    def held(self, case: str) -> dict[str, Array]:
+    def loop_decisions(self, case: str) -> dict[str, Array]:
         """Return what the call's loops decided."""
         return states_of(self.opened.tensors(case, self.call, "taps"))
 
-    def chained(self, calls: Sequence[Given], run: Callable[..., Any]) -> Any:
+    def run_chain(self, calls: Sequence[Given], run: Callable[..., Any]) -> Any:
         """Return what the last of some calls gives, each on what ``run(*leaves, held=)`` made of the one before.
 
         The first is given what was recorded. Raises NotChained.
         """
         out, before = None, None
         for given, decided in calls:
-            leaves = given if before is None else following(self.program, before, given)
-            out = outputs_of(self, run(*jax.tree.leaves(self.program.params), *leaves, held=decided))
+            leaves = given if before is None else chain_inputs(self.program.advance, before, given)
+            out = call_outputs(self, run(*jax.tree.leaves(self.program.params), *leaves, held=decided))
             before = jax.tree.unflatten(self.structure, leaves), out
         return out
 
@@ -88,7 +88,7 @@ class Last:
 
     def of(self, out: Any) -> Any:
         """Return the output that is looked at as rows [R, N], out of all a call gave."""
-        return rows_of(self.program.named(out)[self.output])
+        return output_rows(self.program.named_outputs(out)[self.output])
 
     @property
     def distributions(self) -> bool:
@@ -96,11 +96,11 @@ class Last:
         return self.output == OUTPUT_LOGITS
 
 
-def rows_of(x: Any) -> Any:
+def output_rows(x: Any) -> Any:
     """Return an output as rows [R, N]; a number as one row of one."""
     return x.reshape(-1, x.shape[-1] if x.ndim else 1)
 
 
-def outputs_of(last: Last, leaves: Sequence[Any]) -> Any:
+def call_outputs(last: Last, leaves: Sequence[Any]) -> Any:
     """Return leaves as the program's call gives its outputs."""
     return jax.tree.unflatten(last.made.structure, leaves)

@@ -45,13 +45,13 @@ def shape(sizes: Array, at: Array) -> str:
     return "at every position alike" if hit.mean() > 0.9 else ""
 
 
-def described(left: Array, made: Array, axes: str, at: Array) -> str:
+def describe_positions(left: Array, made: Array, axes: str, at: Array) -> str:
     """Say where ``left`` of ``made`` [T, H, K] is, of which sign, and how it depends on the value; nothing of none."""
     with np.errstate(invalid="ignore", over="ignore"):
         power = np.where(np.isfinite(left), left, 0.0) ** 2
     if not power.any():
         return ""
-    found = [_held(scope, power.sum(axis=over), at) for scope, over in _scopes(axes).items()]
+    found = [_slices_text(scope, power.sum(axis=over), at) for scope, over in _scopes(axes).items()]
     hit = power > 0
     share = float((power * (left * made > 0)).sum() / power.sum())
     if share > MOSTLY or share < 1 - MOSTLY:
@@ -71,7 +71,7 @@ def _scopes(axes: str) -> dict[str, tuple[int, ...]]:
     return heads | {"token": (1, 2)} | channels
 
 
-def _held(scope: str, power: Array, at: Array) -> str:
+def _slices_text(scope: str, power: Array, at: Array) -> str:
     """Say which few slices hold most of the power; nothing where it is spread."""
     flat = power.reshape(-1)
     order = np.argsort(-flat)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precaudit.diagnosis.evidence.kept import held, keep
+from precaudit.diagnosis.evidence.kept import read_kept, write_kept
 from precaudit.diagnosis.evidence.records import Remedy, Shares
 from precaudit.errors import UserError
 from precaudit.models.numpy_decoder.model import Model
@@ -23,7 +23,7 @@ SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other polic
 
 
 @dataclass(frozen=True)
-class Program:
+class RecordedModel:
     """A recorded run and its program, on a device.
 
     ``whole``: compute what is not kept yet. ``objective``: what shares are of, as ``shares`` takes it.
@@ -42,7 +42,7 @@ class Program:
 
     def shares(self, tell: Advance) -> tuple[Shares, ...]:
         """Return the shares of operations in the change of the objective, of a few prompts."""
-        before = held(self.recorded.run.folder, "shares.jsonl", Shares)
+        before = read_kept(self.recorded.run.folder, "shares.jsonl", Shares)
         if before and all(s.objective == self.objective for s in before):
             return before
         subject = self._program()
@@ -62,11 +62,11 @@ class Program:
             found.append(msgspec.structs.replace(made, run=self.identity))
         if any(s.unknown is not None for s in found):
             return tuple(found)  # another selection may bring the meaning that lacked
-        return keep(self.recorded.run.folder, "shares.jsonl", found)
+        return write_kept(self.recorded.run.folder, "shares.jsonl", found)
 
     def remedies(self, tell: Advance, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...] | None:
         """Return what raising parts of the policy buys, None without its device; ``shared`` tells which layer alone."""
-        if before := held(self.recorded.run.folder, "remedies.jsonl", Remedy):
+        if before := read_kept(self.recorded.run.folder, "remedies.jsonl", Remedy):
             return before
         try:
             subject = self._program(device_kind(self.recorded.run.record.device))
@@ -79,7 +79,7 @@ class Program:
         tokens = [t for _, t in self._prompts()][-TRIED:]
         model = Model(self.recorded.config, self.model.read)  # what a policy's mask leaves out is a price, too
         made = remedies(subject, model, self.identity, tokens, tell, heaviest(shared))
-        return keep(self.recorded.run.folder, "remedies.jsonl", made)
+        return write_kept(self.recorded.run.folder, "remedies.jsonl", made)
 
     def _prompts(self) -> list[tuple[str, Array]]:
         """Return the prompts of up to LONGEST tokens by length, or the shortest."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from precaudit.diagnosis.evidence.last_call import NOT_FINITE, Given, Last
 from precaudit.diagnosis.evidence.records import LineRemedy
-from precaudit.interpreters.jaxpr.emulate import whole
+from precaudit.interpreters.jaxpr.emulate import emulate_program
 from precaudit.interpreters.jaxpr.raised import Line, product_lines, raising, rounding_lines
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
@@ -19,7 +19,7 @@ from precaudit.recording.runs.programs import MANIFEST
 from precaudit.references.traced.forward import NotChained, effort, small
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import json_number, value
 
 TRIED = 2  # cases that lines are raised on
 FEWEST, MOST_DRAWS, ENOUGH = 2, 64, 128  # realisations of the rounding; rows of the output over all of them
@@ -29,7 +29,7 @@ MOST = 4  # lines that are tried together
 CALLS, FEW_CALLS = 64, 4  # the last ones that are run in a chain: of a small program, of a large one
 
 
-class Measured(NamedTuple):
+class OutputDistance(NamedTuple):
     """An output against FP64, [realisations]: mean KL over rows in nats, or relative distance; top-1 flips of all."""
 
     sizes: Array
@@ -71,20 +71,20 @@ class Trial:
         """
         sizes = rounding_lines(last.made.jaxpr.jaxpr, last.how)
         products = product_lines(last.made.jaxpr.jaxpr, last.how)
-        exactly = partial(jax.jit(whole(last.jaxpr, None), compiler_options=options), 0)
+        exactly = partial(jax.jit(emulate_program(last.jaxpr, None), compiler_options=options), 0)
         raised = jax.jit(raising(last.jaxpr, last.how, tuple(sizes)), compiler_options=options)
         first = max(last.call + 1 - (CALLS if small(last.made) else FEW_CALLS), 0)
         calls = {c: last.calls(c, first) for c in cases if sizes}
 
         def ends() -> dict[str, Array]:
-            return {c: np.asarray(last.of(last.chained(given, exactly))) for c, given in calls.items()}
+            return {c: np.asarray(last.of(last.run_chain(given, exactly))) for c, given in calls.items()}
 
         try:
             exact = ends()
         except NotChained:
             calls = {c: given[-1:] for c, given in calls.items()}
             exact = ends()
-        each = [_distance(x, last.recorded(c), last.distributions)[0] for c, x in exact.items()]
+        each = [_distance(x, last.recorded_output(c), last.distributions)[0] for c, x in exact.items()]
         return cls(last, sizes, products, calls, exact, raised, float(np.mean(each)) if each else 0.0)
 
     @property
@@ -97,7 +97,7 @@ class Trial:
         """How many realisations of the rounding give each line enough rows."""
         return min(max(-(-ENOUGH // max(self.rows, 1)), FEWEST), MOST_DRAWS)
 
-    def measured(self, which: Sequence[int], times: int = 1) -> Measured:
+    def measure(self, which: Sequence[int], times: int = 1) -> OutputDistance:
         """Return how far the output is from FP64 with some lines raised; ``times`` as many realisations."""
         mask = np.zeros(len(self.sizes), bool)
         mask[list(which)] = True
@@ -105,22 +105,22 @@ class Trial:
         for case, exact in self.exact.items():
             for seed in range(1, times * self.draws + 1):
                 run = partial(self.raised, np.uint64(seed), mask)
-                out = self.last.of(self.last.chained(self.calls[case], run))
+                out = self.last.of(self.last.run_chain(self.calls[case], run))
                 each.append(_distance(exact, np.asarray(out), self.last.distributions))
-        return Measured(np.asarray([size for size, _ in each]), sum(flips for _, flips in each))
+        return OutputDistance(np.asarray([size for size, _ in each]), sum(flips for _, flips in each))
 
-    def remedy(self, which: Sequence[int], before: Measured, best: Measured) -> LineRemedy:
+    def remedy(self, which: Sequence[int], before: OutputDistance, best: OutputDistance) -> LineRemedy:
         """Return what raising some lines changes; ``before``: with none, ``best``: with all of them raised."""
-        lines, after, size = list(self.sizes), self.measured(which), before.size or 1.0
+        lines, after, size = list(self.sizes), self.measure(which), before.size or 1.0
         return LineRemedy(
             run=file_hash(self.last.opened.folder / MANIFEST), output=self.last.output,
             measure="kl" if self.last.distributions else "distance",
             sources=tuple(lines[i].source for i in which), text=tuple(lines[i].text for i in which),
-            size=(number(before.size), number(after.size)), all=number(best.size),
+            size=(json_number(before.size), json_number(after.size)), all=json_number(best.size),
             flips=(round(before.flips / BASE), after.flips), rows=self.rows * self.draws,
-            gain=number((before.size - after.size) / size),
-            error=number(float(np.hypot(before.error, after.error)) / size),
-            bytes=sum(self.sizes[lines[i]] for i in which), real=number(self.real),
+            gain=json_number((before.size - after.size) / size),
+            error=json_number(float(np.hypot(before.error, after.error)) / size),
+            bytes=sum(self.sizes[lines[i]] for i in which), real=json_number(self.real),
             calls=max(map(len, self.calls.values())),
             products=tuple(lines[i].source for i in which if lines[i] in self.products),
         )  # fmt: skip
@@ -135,7 +135,7 @@ def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:
             if not n:
                 return
             tell(0, n + 2, "lines in float32")
-            before, best = trial.measured((), BASE), trial.measured(range(n))
+            before, best = trial.measure((), BASE), trial.measure(range(n))
             if np.isfinite([before.size, best.size]).all():
                 break
         else:
@@ -146,13 +146,13 @@ def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:
             found.append((i, trial.remedy((i,), before, best)))
         found = sorted((f for f in found if np.isfinite(value(f[1].gain))), key=lambda f: -float(f[1].gain))
         yield from (r for _, r in found)
-        helps = [i for i, r in found if worth(r)][:MOST]
+        helps = [i for i, r in found if is_worth_a_word(r)][:MOST]
         if len(helps) > 1:
             yield trial.remedy(helps, before, best)
         tell(n + 2, n + 2, "lines in float32")
 
 
-def worth(r: LineRemedy) -> bool:
+def is_worth_a_word(r: LineRemedy) -> bool:
     """Whether a line's gain is worth a word, and told from what other realisations of the rounding would give."""
     return float(r.gain) >= max(WORTH, 2 * float(r.error))
 

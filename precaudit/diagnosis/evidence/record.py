@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.diagnosis.evidence.positions import described
+from precaudit.diagnosis.evidence.positions import describe_positions
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.replay import Replay
 from precaudit.schema.metrics.sizes import own_index
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import json_number, value
 from precaudit.schema.records.errors import Worst
 
 
@@ -32,7 +32,7 @@ def worst_inside(found: Replay, axes: str, at: Array, rows: Array, v: Verdict) -
     t, h, k = (int(i) for i in np.unravel_index(int(size.argmax()), size.shape))
     if size[t, h, k] <= 0:
         return None
-    values = number(candidate[t, h, k]), number(reference[t, h, k])
+    values = json_number(candidate[t, h, k]), json_number(reference[t, h, k])
     return Worst(index=own_index((t, h, k), axes), candidate=values[0], reference=values[1])
 
 
@@ -57,11 +57,11 @@ def _inside(shape: tuple[int, ...], axes: str, at: Array, scope: str, index: Any
     return inside
 
 
-def unrecognised(found: Replay, axes: str, at: Array) -> str:
+def describe_unrecognised(found: Replay, axes: str, at: Array) -> str:
     """Return what is known of an operation that no variant reproduces: the nearest, and where the error is."""
     nearest = found.best
     says = "none of the variants tried reproduces it within the limits"
     if nearest.explained > 0 and nearest.variant is not found.announced.variant:
         says += f"; the nearest leaves {100 * (1 - nearest.explained):.2g} % of the error: {nearest.variant.says}"
-    shown = described(found.left, found.made, axes, at)
+    shown = describe_positions(found.left, found.made, axes, at)
     return f"{says}; {shown}" if shown else says

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from precaudit.schema.frames import flat, frame, joined, worst
+from precaudit.schema.frames import flat, frame, list_column, worst_columns
 from precaudit.schema.records.base import Number, Record
 from precaudit.schema.records.errors import Worst
 
@@ -159,4 +159,4 @@ class Finding(Record, frozen=True, omit_defaults=False):
 
 def findings_frame(findings: Iterable[Finding]) -> Any:
     """Return findings as a pandas DataFrame, always with the same columns."""
-    return frame(findings, (*flat(Finding), *map(joined, ("layers", "phases", "prompts")), *worst()))
+    return frame(findings, (*flat(Finding), *map(list_column, ("layers", "phases", "prompts")), *worst_columns()))

@@ -27,7 +27,7 @@ from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import bucket, row_lengths
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.policies import KERNELS, Policy, apply_settings, check_kernel, kernel_formats
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 
 RUNS = 5  # paired timed calls; the median counts
 ROWS = 64  # positions of each prompt whose logits are compared: the last ones
@@ -55,7 +55,7 @@ SHOWN = {key: p.name for p in POINTS.values() for key in p.shows}
 
 
 @dataclass(frozen=True)
-class Measured:
+class LogitsDistance:
     """Logits of one policy against FP64: mean KL in nats, rms logit error, margin error, top-1 flips.
 
     ``memory``: temporary bytes of a call; ``local``: own error by point, empty where it cannot be told.
@@ -125,7 +125,7 @@ def remedies(
     for i, (name, settings) in enumerate(options):
         tell(i, len(options), "trying other policies")
         try:
-            raised = _raised(held, subject, name, settings, layer)
+            raised = _raise_part(held, subject, name, settings, layer)
             after = _measure(raised, prompts, rows, exact)
         except UserError:
             continue
@@ -135,17 +135,18 @@ def remedies(
         known = point in before.local and point in after.local
         remedy = Remedy(
             run=run, part=name, settings=settings, command=_words(name, settings), code=_code(name, settings),
-            kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)),
-            margin=(number(before.margin), number(after.margin)), point=point,
-            local=(number(before.local[point]), number(after.local[point])) if known else None,
-            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=number(gain), time=number(prefill),
-            decode_time=number(step), memory=number(after.memory / before.memory if before.memory else 1.0),
+            kl=(json_number(before.kl), json_number(after.kl)), rms=(json_number(before.rms), json_number(after.rms)),
+            margin=(json_number(before.margin), json_number(after.margin)), point=point,
+            local=(json_number(before.local[point]), json_number(after.local[point])) if known else None,
+            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=json_number(gain),
+            time=json_number(prefill),
+            decode_time=json_number(step), memory=json_number(after.memory / before.memory if before.memory else 1.0),
         )  # fmt: skip
         found.append((gain / max(prefill - 1.0, step - 1.0, FLOOR), remedy))
     return [r for _, r in sorted(found, key=lambda x: -x[0])]
 
 
-def _raised(
+def _raise_part(
     held: dict[str, Subject], subject: Subject, name: str, settings: dict[str, str], layer: int | None
 ) -> Subject:
     """Return the program with a part of its policy, or one layer, in float32; ``held`` gains it where none is like it.
@@ -197,7 +198,9 @@ def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
     )  # fmt: skip
 
 
-def _measure(subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], exact: dict[int, Array]) -> Measured:
+def _measure(
+    subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], exact: dict[int, Array]
+) -> LogitsDistance:
     kls: list[float] = []
     margins: list[float] = []
     squares, count, flips, memory = 0.0, 0, 0, 0
@@ -217,7 +220,7 @@ def _measure(subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], 
     except CannotLift:
         local = {}
     rms = float(np.sqrt(squares / count))
-    return Measured(float(np.mean(kls)), rms, float(np.mean(margins)), flips, memory, local)
+    return LogitsDistance(float(np.mean(kls)), rms, float(np.mean(margins)), flips, memory, local)
 
 
 def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> tuple[float, float]:

@@ -11,13 +11,13 @@ from precaudit.diagnosis.evidence.records import Share, Shares
 from precaudit.interpreters.jaxpr import plant, shadow
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.tracing.programs import Capture, jitted, prefill_program
+from precaudit.recording.tracing.programs import Capture, jit_program, prefill_program
 from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import bucket
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 
 NODES = (0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2)
 Goal = Callable[[Any], Any]  # a number of a program's output
@@ -35,7 +35,7 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     """
     tokens = np.asarray(recorded.run.prompts[prompt].tokens, np.int32)
     layers, n = subject.config.layers, len(tokens)
-    values = {p: v for p in PLANTED if (v := _stacked(recorded, prompt, p, layers, n)) is not None}
+    values = {p: v for p in PLANTED if (v := _stack_rows(recorded, prompt, p, layers, n)) is not None}
     candidate = recorded.tensor(prompt, "prefill", 0, None, LOGITS)
     lacking = [p for p in PLANTED if p in present(subject.config.sparse) and p not in values]
     if candidate is None or lacking:
@@ -44,15 +44,15 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     if not np.isfinite(widen(candidate)[-1]).all():
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
-        program, args = prefill_of(subject, tokens, np.full((1, n), n))
-        found = split(
+        program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
+        found = split_change(
             program, values, args, widen(candidate)[-1], lambda exact: goal_of(objective, exact), subject.lift,
-            lambda f: jitted(f, subject.platform), {p: layers for p in values if POINTS[p].per_layer},
+            lambda f: jit_program(f, subject.platform), {p: layers for p in values if POINTS[p].per_layer},
         )  # fmt: skip
     return found.record(prompt, objective, LOGITS)
 
 
-class Split(NamedTuple):
+class ChangeSplit(NamedTuple):
     """What changed a number of a program's output, in the order of program and steps: {point: share of each step}.
 
     ``start`` and ``change``: that number in FP64, and what the candidate's is more; ``last``: the share of what no
@@ -67,23 +67,25 @@ class Split(NamedTuple):
 
     def record(self, prompt: str, objective: str, output: str) -> Shares:
         """Return a line of shares.jsonl, largest first."""
-        parts = [Share(layer=None, point=output, share=number(self.last))]
+        parts = [Share(layer=None, point=output, share=json_number(self.last))]
         for point, each in self.shares.items():
             for i, x in enumerate(each):
-                parts.append(Share(layer=i if point in self.stepped else None, point=point, share=number(float(x))))
+                parts.append(
+                    Share(layer=i if point in self.stepped else None, point=point, share=json_number(float(x)))
+                )
         return Shares(
-            run="", prompt=prompt, objective=objective, fp64=number(self.start), change=number(self.change),
-            explained=number(sum(float(s.share) for s in parts)),
-            absolute=number(sum(abs(float(s.share)) for s in parts)),
+            run="", prompt=prompt, objective=objective, fp64=json_number(self.start), change=json_number(self.change),
+            explained=json_number(sum(float(s.share) for s in parts)),
+            absolute=json_number(sum(abs(float(s.share)) for s in parts)),
             shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
         )  # fmt: skip
 
 
-def split(
+def split_change(
     program: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...], recorded: Array,
     goal: Callable[[Array], Goal], lift: Mapping[str, Any] | None = None, compiled: Callable[..., Any] = jax.jit,
     steps: Mapping[str, int] | None = None, held: Mapping[str, Array] | None = None,
-) -> Split:  # fmt: skip
+) -> ChangeSplit:  # fmt: skip
     """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
 
     ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
@@ -103,10 +105,10 @@ def split(
     own = recorded - np.asarray(compiled(add)(errors, *args)[0])
     number_of = goal(exact)
 
-    def each(d: Any, e: Any, *a: Any) -> Any:
+    def each(d: Any, e: jax.Array, *a: Any) -> Any:
         return number_of(add(d, *a)[0] + e)
 
-    def at(t: Any, d: Any, e: Any, *a: Any) -> Any:
+    def at(t: jax.Array, d: Any, e: jax.Array, *a: Any) -> Any:
         """Sums of gradient · error over each step of each point, at the fraction t of the errors."""
         by_tap, by_output = jax.grad(each, argnums=(0, 1))(jax.tree.map(lambda x: t * x, d), t * e, *a)
         return {k: (by_tap[k] * d[k]).reshape(steps.get(k, 1), -1).sum(axis=1) for k in d}, by_output @ e
@@ -114,13 +116,13 @@ def split(
     rule = compiled(at)
     found = [rule(t, errors, own, *args) for t in NODES]
     start = float(number_of(exact))
-    return Split(
+    return ChangeSplit(
         start, float(number_of(recorded)) - start, float(np.mean([float(x) for _, x in found])),
         {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}, frozenset(steps),
     )  # fmt: skip
 
 
-def prefill_of(subject: Subject, tokens: Array, lengths: Array) -> tuple[Any, tuple[Any, ...]]:
+def prefill_to_logits(subject: Subject, tokens: Array, lengths: Array) -> tuple[Any, tuple[Any, ...]]:
     """Return prefill of tokens [T] without padding as a function of its last row's logits [V], and arguments.
 
     ``lengths`` [1, T]: as ``Subject.tables`` takes them.
@@ -151,15 +153,15 @@ def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
               for p, x in taps.items()}  # fmt: skip
     del taps
     with jax.enable_x64(True):
-        program, args = prefill_of(subject, tokens, np.full((1, n), n))
-        errors = _forced(program, subject)(values, *args)
+        program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
+        errors = _own_errors(program, subject)(values, *args)
     return {p: ratio(norm(np.asarray(e)), norm(widen(values[p]) - np.asarray(e))) for p, e in errors.items()}
 
 
-def _forced(program: Any, subject: Subject) -> Any:
+def _own_errors(program: Any, subject: Subject) -> Any:
     """Return the compiled own errors of a program's taps; its outputs are left out, and so is the output matrix."""
     planted = plant(program, "force", subject.lift)
-    return jitted(lambda values, *args: planted(values, *args)[1], subject.platform)
+    return jit_program(lambda values, *args: planted(values, *args)[1], subject.platform)
 
 
 def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:
@@ -183,7 +185,7 @@ def goal_of(name: str, exact: Any) -> Goal:
     return lambda logits: jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(jnp.asarray(logits))))
 
 
-def _stacked(recorded: Recorded, prompt: str, point: str, layers: int, n: int) -> Array | None:
+def _stack_rows(recorded: Recorded, prompt: str, point: str, layers: int, n: int) -> Array | None:
     """Return a point's rows of prefill in FP64 as a tap gives them, [L, 1, T, …] or [1, T, …]; None unless whole."""
     found = []
     for layer in range(layers) if POINTS[point].per_layer else (None,):

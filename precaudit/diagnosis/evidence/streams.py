@@ -8,7 +8,7 @@ from precaudit.diagnosis.evidence.caches import explain
 from precaudit.diagnosis.evidence.states import ENOUGH, State
 from precaudit.models.configs import EMBEDDING
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.numbers.arrays import Array, as_format, single, widen
+from precaudit.numbers.arrays import Array, as_format, to_single, widen
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.mutations.variants import Class
 from precaudit.references.textbook.handover import expected_stream
@@ -26,12 +26,12 @@ def stream_state(recorded: Recorded, model: Model, e: ErrorRecord) -> State:
         says = f"rows {spans(at)} are not what the layer before handed on"
         return State("stream changed", "state", says, 0.0, tuple(at))
     found, wanted = rows.values[:, None], expected[:, None]
-    if place.layer == 0 and (told := _embedded(recorded, model, place, rows)) is not None:
+    if place.layer == 0 and (told := _embedding_state(recorded, model, place, rows)) is not None:
         return told
     state = explain(found, wanted, dict(_mates(recorded, model, place)), name="stream", says="handed on")
     if state.cause != "foreign rows":
         return state
-    return _scaled(found, wanted, state) or state._replace(
+    return _scale_state(found, wanted, state) or state._replace(
         cause="stream changed", says=f"{state.says[: state.says.index('hold')]}are not what the layer before handed on"
     )
 
@@ -46,11 +46,11 @@ def _mates(recorded: Recorded, model: Model, place: Place) -> Iterator[tuple[str
             yield mate, handed[:, None]
 
 
-def _embedded(recorded: Recorded, model: Model, place: Place, rows: Rows) -> State | None:
+def _embedding_state(recorded: Recorded, model: Model, place: Place, rows: Rows) -> State | None:
     """Say how else rows of the embedding were made into the stream: times another factor, of others, normalised."""
     tokens = np.asarray(recorded.fed_tokens(place.prompt))[rows.positions]
     table, found = model.read(EMBEDDING), widen(rows.values)
-    each = single(np.ascontiguousarray(table[tokens])).astype(np.float64)
+    each = to_single(np.ascontiguousarray(table[tokens])).astype(np.float64)
     should, power = model.config.embed_scale, float((each * each).sum())
     x = float((found * each).sum()) / power if power and np.isfinite(found).all() else 0.0
     ways: list[tuple[str, Class, str, Array]] = []
@@ -65,7 +65,7 @@ def _embedded(recorded: Recorded, model: Model, place: Place, rows: Rows) -> Sta
     ways.append(("embedding normalised", "semantics", "rows of the embedding are divided by their root mean square",
                  each / np.where(root > 0, root, 1.0)))  # fmt: skip
     for by, side in ((-1, "before"), (1, "after")):
-        others = single(np.ascontiguousarray(table[(tokens + by) % len(table)])).astype(np.float64) * should
+        others = to_single(np.ascontiguousarray(table[(tokens + by) % len(table)])).astype(np.float64) * should
         says = f"every token has the embedding's row of the token {side} it in the vocabulary"
         ways.append((f"embedding rows shifted by {by:+d}", "state", says, others))
     for cause, kind, says, made in ways:
@@ -75,7 +75,7 @@ def _embedded(recorded: Recorded, model: Model, place: Place, rows: Rows) -> Sta
     return None
 
 
-def _scaled(found: Array, expected: Array, state: State) -> State | None:
+def _scale_state(found: Array, expected: Array, state: State) -> State | None:
     """Return that the rows which differ are the expected ones times a factor, if one factor makes most elements."""
     bad = list(state.rows)
     f, e = widen(found)[bad], widen(expected)[bad]

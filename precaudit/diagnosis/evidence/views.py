@@ -11,7 +11,7 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import view_of
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.places import LAST, ORDER, Place
+from precaudit.schema.places import LAST, ORDER, Place, point_text
 
 
 class Parting(NamedTuple):
@@ -89,7 +89,7 @@ def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | 
     if not parted:
         return "prefill and decode agree bit for bit wherever both were recorded"
     first = min(parted, key=lambda p: (LAST if p.layer is None else p.layer, ORDER[p.point]))
-    where = first.point if first.layer is None else f"{first.point} of layer {first.layer}"
+    where = point_text(first)
     policy, rope = recorded.run.record.policy, recorded.config.rope_scaling
     apart = view_of(recorded.config, first.against, len(recorded.fed_tokens(first.prompt))) == "rescore"
     kind = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from precaudit.interpreters.jaxpr.multiplying import ASKED, FLOAT32, ROUNDED_TERMS, TF32
 from precaudit.interpreters.jaxpr.products import PRODUCTS, label_in
-from precaudit.interpreters.tpu.hlo import Computation, Instruction, Module, Shape
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module
 from precaudit.schema.records.devices import Way
 
 LIBRARY = re.compile(r"__cublas\$(?:lt\$matmul.*|gemm)|__cudnn\$conv.*")  # NVIDIA's matrix products and convolutions
@@ -15,7 +15,7 @@ X9 = "dot_bf16_bf16_f32_x9"
 ALGORITHMS = {f"dot_{name.lower()}": way for name, way in ASKED.items()} | {X9: TF32}
 
 
-def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
+def ways_by_label(module: Module) -> dict[str, tuple[Way, ...]]:
     """Return {label of a program's product: the ways in which it is made}, "" for those without a label.
 
     Tensor cores make TF32 of float32 operands below the highest precision, a library's too; a ``dot`` in a loop's
@@ -23,13 +23,15 @@ def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
     multiplication. X9 of bfloat16 is TF32 (seen on an H100, JAX 0.11.2: ``traces/gpu/precisions.txt``).
     """
     found: dict[str, set[Way]] = {}
-    for label, way in _made(module):
+    for label, way in _labels_and_ways(module):
         found.setdefault(label, set()).add(way)
     return {label: tuple(sorted(ways)) for label, ways in sorted(found.items())}
 
 
-def _made(module: Module) -> Iterator[tuple[str, Way]]:
-    loops = {name for _, x in module.walk() if x.attributes.get("kind") in ("kLoop", "kInput") for name in x.called}
+def _labels_and_ways(module: Module) -> Iterator[tuple[str, Way]]:
+    loops = {
+        name for _, x in module.walk() if x.attributes.get("kind") in ("kLoop", "kInput") for name in x.computations
+    }
     for computation, x in module.walk():
         label = label_in(x.op_name)
         if x.opcode == "dot" and computation.name in loops:
@@ -58,4 +60,4 @@ def _cores(computation: Computation, x: Instruction, precision: str, algorithm: 
 
 
 def _dtype(x: Instruction) -> str:
-    return x.type.dtype if isinstance(x.type, Shape) else ""
+    return x.type.dtype if isinstance(x.type, ArrayType) else ""

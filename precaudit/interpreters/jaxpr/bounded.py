@@ -11,13 +11,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import ArrayLike
 
 from precaudit.interpreters.jaxpr.evaluated import Evaluated
-from precaudit.interpreters.jaxpr.jax_versions import bodies, closed, source
+from precaudit.interpreters.jaxpr.jax_versions import bodies, open_jaxpr, source
 from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.loops import while_loop
 from precaudit.interpreters.jaxpr.primitives import CALLS
@@ -35,7 +37,7 @@ class Loop(NamedTuple):
     source: str
 
 
-def bounded(function: Callable[..., Any], iterations: int, rest: bool = True) -> Callable[..., Any]:
+def bound_loops(function: Callable[..., Any], iterations: int, rest: bool = True) -> Callable[..., Any]:
     """Return ``function`` with its while loops that hold taps run as scans of ``iterations`` steps, then on without.
 
     Its results are those of ``function``; without ``rest``, what is left of a loop after that, those of loops that end
@@ -52,24 +54,24 @@ def bounded(function: Callable[..., Any], iterations: int, rest: bool = True) ->
     (12, [6, 12, 0, 0], [True, True, False, False])
     """
 
-    def evaluated(*args: Any, **kwargs: Any) -> Any:
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
         jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-        found = loops_of(jaxpr.jaxpr, sites)
+        found = tapped_loops(jaxpr.jaxpr, sites)
         run = Evaluated(loops=dict.fromkeys(found, partial(bounded_while, length=iterations, rest=rest)))
         out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
-    return evaluated
+    return evaluate
 
 
-def loops_of(jaxpr: Any, tapped: Callable[[Any], Any]) -> dict[int, Loop]:
+def tapped_loops(jaxpr: jex.Jaxpr, tapped: Callable[[Any], Any]) -> dict[int, Loop]:
     """Return the while loops of an open jaxpr whose bodies hold taps, by the ids of their equations, in its order."""
     found: dict[int, Loop] = {}
     met: Counter[str] = Counter()
 
-    def look(inner: Any) -> None:
+    def look(inner: jex.Jaxpr) -> None:
         for e in inner.eqns:
-            if e.primitive.name == "while" and id(e) not in found and tapped(closed(e.params["body_jaxpr"])[0]):
+            if e.primitive.name == "while" and id(e) not in found and tapped(open_jaxpr(e.params["body_jaxpr"])[0]):
                 name = of_equation(e).name
                 found[id(e)] = Loop(f"{name}~{met[name]}" if met[name] else name, of_equation(e).source)
                 met[name] += 1
@@ -80,7 +82,7 @@ def loops_of(jaxpr: Any, tapped: Callable[[Any], Any]) -> dict[int, Loop]:
     return found
 
 
-def unreachable(jaxpr: Any) -> str | None:
+def unreachable(jaxpr: jex.Jaxpr) -> str | None:
     """Return which tap of an open jaxpr lies where it has no value of its own, and the line; None where none does."""
     for e in jaxpr.eqns:
         name, at = e.primitive.name, source(e).rpartition(" (")[0]
@@ -98,12 +100,12 @@ def unreachable(jaxpr: Any) -> str | None:
     return None
 
 
-def _within(e: Any) -> list[Any]:
+def _within(e: jex.JaxprEqn) -> list[Any]:
     return [body for value in e.params.values() for body in bodies(value)]
 
 
 def bounded_while(
-    run: Evaluated, params: Any, inputs: Sequence[Any], length: int, name: str = "", rest: bool = False
+    run: Evaluated, params: Mapping[str, Any], inputs: Sequence[Any], length: int, name: str = "", rest: bool = False
 ) -> list[Any]:  # fmt: skip
     """Run a while loop as a scan of ``length`` steps.
 
@@ -112,32 +114,32 @@ def bounded_while(
     """
     first, going, once = _apart(run, params, inputs)
 
-    def decided(x: Any, what: str) -> Any:
+    def tap_state(x: ArrayLike, what: str) -> Any:
         return checkpoint_name(x, f"{STATE}{name}{what}") if name else x
 
-    def held(values: Sequence[Any]) -> list[Any]:
-        return [decided(x, f".{i}") if _exact(x) else x for i, x in enumerate(values)]
+    def tap_states(values: Sequence[Any]) -> list[Any]:
+        return [tap_state(x, f".{i}") if _exact(x) else x for i, x in enumerate(values)]
 
     def step(values: list[Any], _: None) -> tuple[list[Any], None]:
-        values = held(values)
-        goes = decided(going(values), ".going")
+        values = tap_states(values)
+        goes = tap_state(going(values), ".going")
         return list(lax.cond(jnp.any(goes), once, lambda _, *same: list(same), goes, *values)), None
 
     values, _ = lax.scan(step, first, None, length=length)
-    values = held(values)
+    values = tap_states(values)
     if name:
-        decided(jnp.any(going(values)), MORE)
+        tap_state(jnp.any(going(values)), MORE)
     if not rest:
         return values
     given = inputs[: params["cond_nconsts"] + params["body_nconsts"]]
     return while_loop(replace(run, own=()).run, jnp.asarray, params, [*given, *values])
 
 
-def _apart(run: Evaluated, params: Any, inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+def _apart(run: Evaluated, params: Mapping[str, Any], inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:
     """Return a while loop's state at first, its condition of a state, and its body: of (condition, *state) the next."""
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     for_cond, for_body, first = inputs[:n_cond], inputs[n_cond : n_cond + n_body], inputs[n_cond + n_body :]
-    test, body = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
+    test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
 
     def going(values: Sequence[Any]) -> Any:
         return run.run(*test, [*for_cond, *values])[0]
@@ -151,13 +153,13 @@ def _apart(run: Evaluated, params: Any, inputs: Sequence[Any]) -> tuple[list[Any
     return [jnp.asarray(x) for x in first], going, once
 
 
-def _exact(x: Any) -> bool:
+def _exact(x: ArrayLike) -> bool:
     """Whether what a loop's state holds is exact and can be recorded: integers and truth values, but no keys."""
     return bool(jnp.issubdtype(x.dtype, jnp.integer)) or x.dtype == bool
 
 
-def counting(jaxpr: Any, loops: Mapping[int, Loop]) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
-    """Return ``g(*leaves) → (outputs, {loop: most iterations})`` of a closed jaxpr with loops as ``loops_of`` gives."""
+def counting(jaxpr: jex.ClosedJaxpr, loops: Mapping[int, Loop]) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
+    """Return ``g(*leaves) → (outputs, {loop: most iterations})`` of a closed jaxpr, loops as of ``tapped_loops``."""
     run = Evaluated(loops={key: partial(_counted_while, loops=loops, name=loop.name) for key, loop in loops.items()})
     return _counts(lambda *x: run.run(jaxpr.jaxpr, jaxpr.consts, x), [loop.name for loop in loops.values()])
 
@@ -165,7 +167,7 @@ def counting(jaxpr: Any, loops: Mapping[int, Loop]) -> Callable[..., tuple[list[
 def _counts(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """Return a function that also gives the most iterations that some loops in it tell of themselves."""
 
-    def counted(*args: Any) -> tuple[Any, dict[str, Any]]:
+    def with_counts(*args: Any) -> tuple[Any, dict[str, Any]]:
         out, taps = reap(function, [f"{STATE}{name}" for name in names], missing="ignore")(*args)
         most = {name: jnp.int32(0) for name in names}
         for key, x in taps.items():
@@ -174,18 +176,18 @@ def _counts(function: Callable[..., Any], names: Sequence[str]) -> Callable[...,
                 most[name] = jnp.maximum(most[name], jnp.max(x, initial=0))
         return out, most
 
-    return counted
+    return with_counts
 
 
 def _counted_while(
-    run: Evaluated, params: Any, inputs: Sequence[Any], loops: Mapping[int, Loop], name: str
+    run: Evaluated, params: Mapping[str, Any], inputs: Sequence[Any], loops: Mapping[int, Loop], name: str
 ) -> list[Any]:  # fmt: skip
     """Run a while loop that tells how many iterations it took, and of the loops inside how many they took at most."""
     first, going, once = _apart(run, params, inputs)
-    body = closed(params["body_jaxpr"])[0]
-    inner = [loops[key].name for key in loops_of(body, lambda _: True) if key in loops]
+    body = open_jaxpr(params["body_jaxpr"])[0]
+    inner = [loops[key].name for key in tapped_loops(body, lambda _: True) if key in loops]
 
-    def step(state: Any) -> Any:
+    def step(state: Sequence[Any]) -> Any:
         values, count, most = state
         new, found = _counts(lambda *v: once(going(v), *v), inner)(*values)
         return new, count + 1, {k: jnp.maximum(most[k], found[k]) for k in most}

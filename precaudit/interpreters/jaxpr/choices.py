@@ -7,6 +7,8 @@ as large as what it should take, but for the rounding of both.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,7 +41,7 @@ class Chosen(Planted):
             int, tuple[Any, Any, int]
         ] = {}  # choices, by their ids, with what they are chosen by, and where
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation; take note of what a choice chooses by."""
         out = super().operation(equation, inputs)
         name, params = equation.primitive.name, equation.params
@@ -48,7 +50,7 @@ class Chosen(Planted):
             self.made |= {id(y): (y, inputs[0], axis) for y in out if jnp.issubdtype(y.dtype, jnp.integer)}
         return out
 
-    def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def enter(self, equation: jex.JaxprEqn, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Go on with a recorded choice, and tell how far it is from that of the planted values."""
         if equation.primitive.name != "name" or not equation.params["name"].startswith(STATE):
             return super().enter(equation, inputs, values)
@@ -59,16 +61,16 @@ class Chosen(Planted):
         unknown = jnp.full(jnp.shape(values[0]), np.nan)
         return out, [unknown if known is None else _distance(known[1], known[0], values[0], known[2])]
 
-    def untaken(self, site: Site, value: Any) -> Any:
+    def untaken(self, site: Site, value: jax.Array) -> Any:
         """Return what is told of a choice whose branch was not taken: it is right."""
         return jnp.zeros(jnp.shape(value)) if site.name in self.mine else None
 
-    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
+    def tap(self, x: jax.Array, value: jax.Array) -> tuple[list[Any], list[Any]]:
         """Go on with the planted value."""
         return [self.chosen(value, x)], [None]
 
 
-def _distance(x: Any, own: Any, recorded: Any, axis: int) -> Any:
+def _distance(x: jax.Array, own: jax.Array, recorded: jax.Array, axis: int) -> Any:
     """Return the relative distance of the elements along an axis that two choices take."""
     if own.ndim < x.ndim:  # of one element: an argmax
         own, recorded = (jnp.expand_dims(i, axis) for i in (own, recorded))

@@ -11,11 +11,11 @@ QUICKLY: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parall
 
 def least_effort() -> dict[str, Any]:
     """Return the compiler's options of FP64 passes over so little that compiling takes most of the time."""
-    return {"xla_backend_optimization_level": 0} | {k: v for k, v in QUICKLY.items() if _known(k, v)}
+    return {"xla_backend_optimization_level": 0} | {k: v for k, v in QUICKLY.items() if _has_option(k, v)}
 
 
 @cache
-def _known(option: str, value: Any) -> bool:
+def _has_option(option: str, value: Any) -> bool:
     """Whether this backend's compiler has an option."""
     try:
         jax.jit(lambda x: x, compiler_options={option: value}).lower(0.0).compile()

@@ -8,20 +8,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.interpreters.jaxpr.emulator import TWO, Emulated
-from precaudit.interpreters.jaxpr.plant import Planted, Values, Wanted, fitting, planting
+from precaudit.interpreters.jaxpr.emulator import TWO, Emulator
+from precaudit.interpreters.jaxpr.plant import Planted, Values, WantedSteps, fitting, planting
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.shadow import Lift
-from precaudit.interpreters.jaxpr.sites import numbered, sites
+from precaudit.interpreters.jaxpr.sites import sites, unique_names
 from precaudit.interpreters.jaxpr.wide import up
 
 
-def emulated(
+def emulate_segments(
     function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None,
-    steps: Sequence[int] | None = None, wanted: Wanted | None = None, seed: Any = None,
+    steps: Sequence[int] | None = None, wanted: WantedSteps | None = None, seed: jax.Array | None = None,
 ) -> Callable[..., dict[str, tuple[Any, Any]]]:  # fmt: skip
     """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
 
@@ -34,7 +35,7 @@ def emulated(
     """
 
     def interpreter(names: Collection[str]) -> Planted:
-        run = Emulated(dict(lift or {}), names, how, seed)
+        run = Emulator(dict(lift or {}), names, how, seed)
         run.wanted = wanted
         return run
 
@@ -56,7 +57,9 @@ def exactly(
     return planting(function, lambda names: Planted(dict(lift or {}), "read", names), steps=steps)
 
 
-def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None = None) -> Callable[..., list[Any]]:
+def emulate_program(
+    jaxpr: jex.ClosedJaxpr, how: Realisation | None, lift: Mapping[str, Lift] | None = None
+) -> Callable[..., list[Any]]:
     """Return ``g(seed, *leaves) → outputs`` of a closed jaxpr: all of a program in FP64, or as its equations round.
 
     ``how``: None for FP64, where ``seed`` is not read; else each ``seed``, instead of its own, is another realisation
@@ -65,17 +68,17 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
     program goes on with. Under ``jax.enable_x64(True)``.
     """
 
-    def run(seed: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+    def run(seed: jax.Array, *leaves: Any, held: Values | None = None) -> list[Any]:
         def interpreter(names: Collection[str]) -> Planted:
             known = dict(lift or {})
-            return Planted(known, "read", names) if how is None else Emulated(known, names, how, seed)
+            return Planted(known, "read", names) if how is None else Emulator(known, names, how, seed)
 
-        return holding(interpreter, jaxpr, leaves, held)
+        return evaluate_planted(interpreter, jaxpr, leaves, held)[0]
 
     if how is None or not how.apart:
         return run
 
-    def first(seed: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+    def first(seed: jax.Array, *leaves: Any, held: Values | None = None) -> list[Any]:
         seeds = jnp.stack([seed, seed + np.uint64(1 << 32)])
         both = jax.vmap(lambda one: run(one, *leaves, held=held), axis_name=TWO)(seeds)
         return [x[0] for x in both]
@@ -83,13 +86,20 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
     return first
 
 
-def holding(
-    interpreter: Callable[[Collection[str]], Planted], jaxpr: Any, leaves: Sequence[Any], held: Values | None
-) -> list[Any]:
-    """Return the outputs of a closed jaxpr by the interpreter of the taps that have values, which it goes on with."""
+def evaluate_planted(
+    interpreter: Callable[[Collection[str]], Planted],
+    jaxpr: jex.ClosedJaxpr,
+    leaves: Sequence[Any],
+    held: Values | None,
+) -> tuple[list[Any], Values]:
+    """Return the outputs of a closed jaxpr by the interpreter of the taps that have values, which it goes on with.
+
+    And what the interpreter tells of each of these taps.
+    """
     given = held or {}
     names = frozenset(n.partition("#")[0] for n in given)
     found = sites(jaxpr.jaxpr, names)
-    values = [fitting(n, s, given.get(n)) for n, s in zip(numbered(found), found, strict=True)]
-    out, _ = interpreter(names).planted(jaxpr.jaxpr, jaxpr.consts, leaves, values)
-    return [up(jnp.asarray(x)) for x in out]
+    named = unique_names(found)
+    values = [fitting(n, s, given.get(n)) for n, s in zip(named, found, strict=True)]
+    out, told = interpreter(names).evaluate(jaxpr.jaxpr, jaxpr.consts, leaves, values)
+    return [up(jnp.asarray(x)) for x in out], {n: x for n, x in zip(named, told, strict=True) if x is not None}

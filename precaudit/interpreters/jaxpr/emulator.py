@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from precaudit.interpreters.jaxpr.expanded import EXPANDED, complex_product
 from precaudit.interpreters.jaxpr.inaccuracy import INACCURATE, ULPS, inaccurate, mixed_bits, unit_interval
-from precaudit.interpreters.jaxpr.jax_versions import closed
+from precaudit.interpreters.jaxpr.jax_versions import open_jaxpr
 from precaudit.interpreters.jaxpr.multiplying import (
     MATRIX,
     MOST,
@@ -21,41 +22,53 @@ from precaudit.interpreters.jaxpr.multiplying import (
     PASSES,
     ROUNDED_TERMS,
     TF32,
-    chosen,
-    declared,
+    declared_passes,
+    few_terms,
     in_own_format,
+    is_compilers_choice,
     narrow_product,
     near_tie,
     of_rounded_terms,
     on_gpu,
-    parts,
-    tf32,
+    operand_parts,
+    round_to_tf32,
     to_even,
 )
+from precaudit.interpreters.jaxpr.on_devices import product_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
 from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation
-from precaudit.interpreters.jaxpr.rounding import EXACT, TO_BFLOAT16, UNMOVED, holds, moved, of_parts, rounded
+from precaudit.interpreters.jaxpr.rounding import (
+    EXACT,
+    TO_BFLOAT16,
+    UNMOVED,
+    each_part,
+    holds,
+    round_on_moved_grid,
+    round_once,
+)
 from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
-from precaudit.interpreters.jaxpr.subnormals import KEEPS, flushed, read
-from precaudit.interpreters.jaxpr.sums import float_bits, in_single, monoid, narrow_sum, own, summed
+from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
+from precaudit.interpreters.jaxpr.sums import float_bits, monoid, narrow_sum, own, sum_in_single, sums_in_single
 from precaudit.interpreters.jaxpr.wide import up
-from precaudit.schema.records.devices import Way
+from precaudit.schema.records.devices import SplitSum, Way
 
 TIE = 2 * int(ULPS)  # ulps of float32 that two makings of one value may be apart
 TWO = "two of each"
-MOST_TERMS = 1 << 24  # of a product that a TPU's vector unit may make
 # Passes, and the format of their parts.
 ON_GPU: dict[Way | None, tuple[int, Callable[[Any], Any]]] = {
-    "1 pass": (1, TO_BFLOAT16), "3 passes": (3, TO_BFLOAT16), "1 TF32 pass": (1, tf32), "3 TF32 passes": (3, tf32),
+    "1 pass": (1, TO_BFLOAT16), "3 passes": (3, TO_BFLOAT16), "1 TF32 pass": (1, round_to_tf32),
+    "3 TF32 passes": (3, round_to_tf32),
 }  # fmt: skip
 
 
-class Emulated(Planted):
+class Emulator(Planted):
     """Evaluates a planted shadow with rounded results."""
 
-    def __init__(self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any = None) -> None:
+    def __init__(
+        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: jax.Array | None = None
+    ) -> None:
         super().__init__(lift, "read", names)
         self.how, self.count = how, 0
         self.seed = how.seed if seed is None else seed
@@ -68,16 +81,16 @@ class Emulated(Planted):
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
         self.entering(jaxpr)
         return super().run(jaxpr, consts, args)
 
-    def entering(self, jaxpr: Any) -> None:
+    def entering(self, jaxpr: jex.Jaxpr) -> None:
         """Note by how many equations each variable is read."""
         self.readers |= _readers(jaxpr)
 
-    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         name = equation.primitive.name
         if name == "broadcast_in_dim":
@@ -97,12 +110,12 @@ class Emulated(Planted):
             self.keep(out[0], equation.outvars[0].aval.dtype)
         return out
 
-    def keep(self, x: Any, dtype: Any) -> None:
+    def keep(self, x: jax.Array, dtype: DTypeLike) -> None:
         """Note that a format has all of a value's elements."""
         if id(x) not in self.held or holds(self.held[id(x)][1], dtype):
             self.held[id(x)] = x, dtype
 
-    def holds(self, variable: Any, x: Any) -> bool:
+    def holds(self, variable: jex.Var | jex.Literal, x: ArrayLike) -> bool:
         """Whether a variable's format has all elements of its value; of a literal it does."""
         dtype = getattr(variable.aval, "dtype", None)
         if hasattr(variable, "val") or getattr(x, "dtype", None) == dtype:
@@ -110,7 +123,7 @@ class Emulated(Planted):
         known = self.held.get(id(x))
         return known is not None and holds(dtype, known[1])
 
-    def of_two(self, variable: Any, x: Any) -> Any:
+    def of_two(self, variable: jex.Var | jex.Literal, x: ArrayLike) -> Any:
         """Return a value for its next reader: for every second one the other of the two."""
         if (
             hasattr(variable, "val")
@@ -120,46 +133,53 @@ class Emulated(Planted):
             return x
         return x if self.turns[variable] % 2 == 1 else lax.ppermute(x, TWO, ((0, 1), (1, 0)))
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives."""
         self.count += 1
         nothing = self.rounds_nothing(equation)
         name = equation.primitive.name
         flush = self.how.flush and name not in KEEPS
         if flush and name not in (*PRODUCTS, GROUPED):  # equal products of several realisations stay one
-            inputs = read(equation, inputs)
+            inputs = flush_operands(equation, inputs)
         mark = mixed_bits(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0
         dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
         self.summed = False
         if self.how.sums == "own" and narrow_sum(equation):
             self.summed = True
-            out = own(equation, inputs, partial(rounded, dtype=dtype))
+            out = own(equation, inputs, partial(round_once, dtype=dtype))
         elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
-            return self.solved(equation.params, inputs)
+            return self.solve(equation.params, inputs)
+        elif name == "dot_general" and (split := self.split_of(equation)) is not None:
+            out = [self.in_parts(equation, inputs, split)]
         elif self.how.narrow_products and narrow_product(equation):
-            out = [in_own_format(equation, inputs, partial(rounded, dtype=dtype))]
-        elif self.how.unit == "vector" and name == "dot_general" and _few_terms(equation, inputs):
-            out = [of_rounded_terms(equation, inputs, partial(rounded, dtype=dtype))]
+            out = [in_own_format(equation, inputs, partial(round_once, dtype=dtype))]
+        elif self.how.unit == "vector" and name == "dot_general" and few_terms(equation, inputs):
+            out = [of_rounded_terms(equation, inputs, partial(round_once, dtype=dtype))]
         elif self.how.unit == "gpu" and name in (*PRODUCTS, GROUPED):
             out = [self.on_gpu(equation, inputs, factor)]
-        elif name in PRODUCTS and self.how.made is not None and chosen(equation) and self.passes(equation) == 0:
+        elif (
+            name in PRODUCTS
+            and self.how.made is not None
+            and is_compilers_choice(equation)
+            and self.passes(equation) == 0
+        ):
             known = self.one_rounded(equation, inputs)
             out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
-        elif name in PRODUCTS and (pairs := parts(equation, inputs, self.passes(equation), TO_BFLOAT16)):
-            out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in pairs)]
+        elif name in PRODUCTS and (pairs := operand_parts(equation, inputs, self.passes(equation), TO_BFLOAT16)):
+            out = [sum(super(Emulator, self).operation(equation, list(pair))[0] for pair in pairs)]
         elif self.how.sums in ("single", "reversed", "shuffled") and (
-            in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
+            sums_in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
         ):
             self.summed = True
-            out = summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)
+            out = sum_in_single(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.sum_order)
         elif name == "mul" and dtype == np.complex64:
-            out = [complex_product(inputs[0], inputs[1], partial(moved, dtype=np.float32, factor=factor))]
-        elif name == "div" and self.how.expanded and self.inverted(equation):
-            inverse = self.stored(equation.outvars[0], 1.0 / inputs[1], factor)
+            out = [complex_product(inputs[0], inputs[1], partial(round_on_moved_grid, dtype=np.float32, factor=factor))]
+        elif name == "div" and self.how.expanded and self.divides_by_inverse(equation):
+            inverse = self.store(equation.outvars[0], 1.0 / inputs[1], factor)
             out = [inputs[0] * inverse]
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
-            out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
+            out = [EXPANDED[name](inputs[0], equation.params, partial(self.store, equation.outvars[0], factor=factor))]
         elif name == "reduce_precision":  # a rounding that no compiler leaves out
             kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
             near = lax.reduce_precision(inputs[0], *kept)
@@ -170,18 +190,20 @@ class Emulated(Planted):
         else:
             out = super().operation(equation, inputs)
         if self.drawn and name in INACCURATE and jnp.issubdtype(out[0].dtype, jnp.inexact):
-            out = [of_parts(x, partial(inaccurate, mark=mark)) for x in out]
+            out = [each_part(x, partial(inaccurate, mark=mark)) for x in out]
         if flush:
-            out = [flushed(x, getattr(v.aval, "dtype", None)) for x, v in zip(out, equation.outvars, strict=True)]
+            out = [
+                flush_subnormals(x, getattr(v.aval, "dtype", None)) for x, v in zip(out, equation.outvars, strict=True)
+            ]
         if self.drawn and name in UNMOVED:
             return out
         if not self.drawn and nothing:
             for x, v in zip(out, equation.outvars, strict=True):
                 self.keep(x, v.aval.dtype)
             return out
-        return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
+        return [self.store(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
-    def rounds_nothing(self, equation: Any) -> bool:
+    def rounds_nothing(self, equation: jex.JaxprEqn) -> bool:
         """Whether each result is an operand's value, and all operands' are their formats': rounding is left out."""
         name, known = equation.primitive.name, zip(equation.invars, self.own, strict=True)
         read = [(v, own) for v, own in known if jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact)]
@@ -192,57 +214,72 @@ class Emulated(Planted):
             wider = name in EXACT
         return wider and all(own for _, own in read)
 
-    def on_gpu(self, equation: Any, inputs: list[Any], factor: float) -> Any:
+    def on_gpu(self, equation: jex.JaxprEqn, inputs: list[Any], factor: float) -> Any:
         """Return a product as a GPU makes it; not a number where it is not known how."""
         said = (self.how.made or {}).get(label_of(equation), self.how.otherwise)
         way, (x, y, *groups) = on_gpu(equation, said), inputs
         if way == ROUNDED_TERMS:
-            return of_rounded_terms(equation, inputs, partial(rounded, dtype=equation.outvars[0].aval.dtype))
-        passes, narrow = ON_GPU.get(way, (MOST, tf32))
-        if narrow is tf32 and equation.primitive.name == "conv_general_dilated":
+            return of_rounded_terms(equation, inputs, partial(round_once, dtype=equation.outvars[0].aval.dtype))
+        passes, narrow = ON_GPU.get(way, (MOST, round_to_tf32))
+        if narrow is round_to_tf32 and equation.primitive.name == "conv_general_dilated":
             narrow = to_even
-        pairs = parts(equation, (x, y), passes, narrow) or [(x, y)]
-        product = sum(self.added(equation, [*pair, *groups], factor) for pair in pairs)
+        pairs = operand_parts(equation, (x, y), passes, narrow) or [(x, y)]
+        product = sum(self.add_products(equation, [*pair, *groups], factor) for pair in pairs)
         if self.how.ties and way == TF32:
             for side in ((near_tie(x, TIE), jnp.abs(y)), (jnp.abs(x), near_tie(y, TIE))):
                 product += super().operation(equation, [*side, *groups])[0]
         return product if way is not None else product * np.nan
 
-    def added(self, equation: Any, inputs: list[Any], factor: float) -> Any:
+    def add_products(self, equation: jex.JaxprEqn, inputs: list[Any], factor: float) -> Any:
         """Return a product of operands as they are multiplied, its sum as this realisation makes it on a GPU."""
-        if self.how.sums in ("single", "reversed", "shuffled") and in_single(equation):
+        if self.how.sums in ("single", "reversed", "shuffled") and sums_in_single(equation):
             self.summed = True
-            return summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)[0]
+            return sum_in_single(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.sum_order)[0]
         if equation.primitive.name == GROUPED:  # JAX maps it over its groups alone
             alone = jax.custom_batching.sequential_vmap(
-                lambda *x: super(Emulated, self).operation(equation, list(x))[0]
+                lambda *x: super(Emulator, self).operation(equation, list(x))[0]
             )
             return alone(*inputs)
         return super().operation(equation, inputs)[0]
 
-    def passes(self, equation: Any) -> int:
+    def split_of(self, equation: jex.JaxprEqn) -> SplitSum | None:
+        """Return in how many parts several devices make a product of 16 bits; None where one makes it."""
+        split = self.how.split
+        return split.get(label_of(equation)) if split and float_bits(equation.outvars[0].aval.dtype) == 16 else None
+
+    def in_parts(self, equation: jex.JaxprEqn, inputs: Sequence[Any], split: SplitSum) -> Any:
+        """Return a product as several devices make it."""
+        dtype, product = equation.outvars[0].aval.dtype, super().operation
+
+        def rounded(x: Any, n: int) -> Any:
+            mark = mixed_bits(self.seed, self.count + ((n + 1) << 40)) if self.drawn else 0
+            return round_on_moved_grid(x, dtype, 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0)
+
+        return product_in_parts(equation, inputs, split, lambda cut: product(equation, cut)[0], rounded)
+
+    def passes(self, equation: jex.JaxprEqn) -> int:
         """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
 
         As many as its equation declares at least: a program that makes fewer is not excused by being compiled so.
         """
         if self.how.made is None:
-            return declared(equation) if self.how.unit == "matrix" else MOST
+            return declared_passes(equation) if self.how.unit == "matrix" else MOST
         way = self.how.made.get(label_of(equation))
-        if not chosen(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
+        if not is_compilers_choice(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
             return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
-        return 0 if way not in PASSES else max(PASSES[way], declared(equation))
+        return 0 if way not in PASSES else max(PASSES[way], declared_passes(equation))
 
-    def one_rounded(self, equation: Any, inputs: Sequence[Any]) -> Any:
+    def one_rounded(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Any:
         """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
         if self.how.made is None or self.how.made.get(label_of(equation)) != ONE_NARROW:
             return False
-        return jnp.any(jnp.stack([jnp.all(x == rounded(x, jnp.bfloat16)) for x in inputs]))
+        return jnp.any(jnp.stack([jnp.all(x == round_once(x, jnp.bfloat16)) for x in inputs]))
 
-    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+    def store(self, variable: jex.Var | jex.Literal, x: jax.Array, factor: float) -> Any:
         """Return a result as its format holds it; a narrow one unrounded where all are."""
         dtype = getattr(variable.aval, "dtype", None)
         if dtype == np.complex64:
-            return of_parts(x, partial(moved, dtype=np.float32, factor=factor))
+            return each_part(x, partial(round_on_moved_grid, dtype=np.float32, factor=factor))
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
@@ -250,14 +287,14 @@ class Emulated(Planted):
             if (self.how.unrounded == "all" or freely) and float_bits(dtype) > 8:
                 return x
             if self.how.unrounded == "single":
-                return moved(x, np.float32, factor, self.summed)
+                return round_on_moved_grid(x, np.float32, factor, self.summed)
             self.before[variable] = x
-        made = moved(x, dtype, factor, self.summed)
+        made = round_on_moved_grid(x, dtype, factor, self.summed)
         if not self.drawn:
             self.keep(made, dtype)
         return made
 
-    def inverted(self, equation: Any) -> bool:
+    def divides_by_inverse(self, equation: jex.JaxprEqn) -> bool:
         """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient; of bfloat16 on a GPU."""
         out, divisor = equation.outvars[0].aval, equation.invars[1]
         if out.dtype not in (np.float16, np.float32) and not (out.dtype == jnp.bfloat16 and self.how.unit == "gpu"):
@@ -265,23 +302,23 @@ class Emulated(Planted):
         return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
 
     @property
-    def ordered(self) -> Callable[..., Any] | None:
+    def sum_order(self) -> Callable[..., Any] | None:
         """What puts the terms of a sum, by an axis and which of the sum's it is, into the order of this realisation."""
-        return {"reversed": _reversed, "shuffled": self.shuffled}.get(self.how.sums)
+        return {"reversed": _reverse_axis, "shuffled": self.shuffle}.get(self.how.sums)
 
-    def shuffled(self, x: Any, axis: int, n: int) -> Any:
+    def shuffle(self, x: jax.Array, axis: int, n: int) -> Any:
         """Return an array with an axis in an order of this seed's, this equation's, and that axis'."""
         marks = mixed_bits(jnp.arange(x.shape[axis], dtype=np.uint64), mixed_bits(self.seed, self.count + (n << 32)))
         return jnp.take(x, jnp.argsort(marks), axis=axis)
 
-    def solved(self, params: Any, inputs: Sequence[Any]) -> list[Any]:
+    def solve(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Return what the solver of a ``custom_linear_solve`` makes, as its own equations round."""
         skipped = sum(params["const_lengths"][:2])  # of the operator, and of its transpose
         count = params["const_lengths"].solve
         own, rest = inputs[skipped : skipped + count], inputs[sum(params["const_lengths"]) :]
-        return self.run(*closed(params["jaxprs"].solve), [*own, *rest])
+        return self.run(*open_jaxpr(params["jaxprs"].solve), [*own, *rest])
 
-    def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def enter(self, equation: jex.JaxprEqn, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
         if equation.primitive.name != "name" or equation.params["name"].startswith(STATE):
             return super().enter(equation, inputs, values)
@@ -289,29 +326,21 @@ class Emulated(Planted):
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
         own = not float_bits(dtype) or dtype == np.float64 or (not hasattr(read, "val") and self.holds(read, inputs[0]))
-        made, planted = x if own else rounded(x, dtype), up(values[0])
+        made, planted = x if own else round_once(x, dtype), up(values[0])
         if self.here is None and values[0].dtype == dtype:
             self.keep(planted, dtype)
         return [self.chosen(planted, x)], [(made, before)]
 
-    def none(self, value: Any) -> Any:
+    def none(self, value: jax.Array) -> Any:
         """Return what is told of a tap whose branch was not taken."""
         zeros = super().none(value)
         return None if zeros is None else (zeros, zeros)
 
 
-def _readers(jaxpr: Any) -> Counter[Any]:
+def _readers(jaxpr: jex.Jaxpr) -> Counter[Any]:
     """Return by how many equations each variable of an open jaxpr is read."""
     return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
 
 
-def _few_terms(equation: Any, inputs: Sequence[Any]) -> bool:
-    """Whether a TPU's vector unit may make a product: of a narrow result, and of not too many terms."""
-    contracted, _ = equation.params["dimension_numbers"]
-    k = prod(inputs[0].shape[i] for i in contracted[0])
-    out = equation.outvars[0].aval
-    return float_bits(out.dtype) == 16 and k * out.size <= MOST_TERMS
-
-
-def _reversed(x: Any, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffled``
+def _reverse_axis(x: jax.Array, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffled``
     return lax.rev(x, (axis,))

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from precaudit.interpreters.jaxpr.jax_versions import bind, bodies, called, closed, located
+from precaudit.interpreters.jaxpr.jax_versions import bind, bodies, body_of_call, open_jaxpr, source_context
 from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
@@ -30,26 +30,26 @@ class Evaluated:
     labels: Mapping[int, str] = field(default_factory=dict)
     own: Collection[str] | None = None
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
         values: dict[Any, Any] = {}
 
-        def put(variables: Sequence[Any], given: Sequence[Any]) -> None:
+        def bind(variables: Sequence[Any], given: Sequence[Any]) -> None:
             for v, x in zip(variables, given, strict=True):
                 name = self.names.get(v)
                 values[v] = x if name is None else checkpoint_name(x, name)
 
-        def read(v: Any) -> Any:
+        def value_of(v: jex.Var | jex.Literal) -> Any:
             return v.val if isinstance(v, jex.Literal) else values[v]
 
-        put(jaxpr.constvars, consts)
-        put(jaxpr.invars, args)
+        bind(jaxpr.constvars, consts)
+        bind(jaxpr.invars, args)
         for e in jaxpr.eqns:
-            with located(e):
-                put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
-        return [read(v) for v in jaxpr.outvars]
+            with source_context(e):
+                bind(e.outvars, self.equation(e, [value_of(v) for v in e.invars]))
+        return [value_of(v) for v in jaxpr.outvars]
 
-    def equation(self, e: Any, inputs: list[Any]) -> list[Any]:
+    def equation(self, e: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation."""
         name, params = e.primitive.name, e.params
         if id(e) in self.loops:
@@ -66,20 +66,20 @@ class Evaluated:
         if name == "shard_map":
             return shard_map(self.run, jnp.asarray, params, inputs, params["check_vma"])
         if name == "remat2":
-            jaxpr, consts = closed(params["jaxpr"])
+            jaxpr, consts = open_jaxpr(params["jaxpr"])
             how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
             return list(jax.checkpoint(lambda *a: self.run(jaxpr, consts, a), **how)(*inputs))
-        return self.run(*called(params, CALLS[name]), inputs) if name in CALLS else bind(e, inputs)
+        return self.run(*body_of_call(params, CALLS[name]), inputs) if name in CALLS else bind(e, inputs)
 
-    def drops(self, e: Any) -> bool:
+    def drops(self, e: jex.JaxprEqn) -> bool:
         """Whether an equation is a tap of the program's own that is not kept."""
         return e.primitive.name == "name" and self.own is not None and e.params["name"] not in self.own
 
-    def within(self, e: Any) -> bool:
+    def within(self, e: jex.JaxprEqn) -> bool:
         """Whether anything that is asked for lies in a body of an equation."""
         return any(self.touches(body) for value in e.params.values() for body in bodies(value))
 
-    def touches(self, jaxpr: Any) -> bool:
+    def touches(self, jaxpr: jex.Jaxpr) -> bool:
         """Whether anything that is asked for lies in a jaxpr."""
         if any(v in self.names for v in (*jaxpr.constvars, *jaxpr.invars)):
             return True

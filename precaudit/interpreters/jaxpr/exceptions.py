@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from precaudit.interpreters.jaxpr.emulator import Emulated
+from precaudit.interpreters.jaxpr.emulator import Emulator
 from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.plant import Values, planting
 from precaudit.interpreters.jaxpr.reads import Reads, reads
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.reap import reap
-from precaudit.interpreters.jaxpr.sites import numbered, sites
+from precaudit.interpreters.jaxpr.sites import sites, unique_names
 from precaudit.interpreters.jaxpr.sums import float_bits
 
 RESULT, COUNTS = "~result ", "~counts "  # begin the names of taps on what an operation gives, and on what it counts
 DECLARED = Realisation(expanded=False)
 
 
-class Operation(NamedTuple):
+class ProgramOperation(NamedTuple):
     """An operation of a program: its primitive, the format of its result, and the user's line."""
 
     primitive: str
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 class Watched(NamedTuple):
     """A program's operations by number, what they count, and which of them each, and each tap, may read directly."""
 
-    operations: Sequence[Operation]
+    operations: Sequence[ProgramOperation]
     counts: Mapping[int, Counts]
     read: Mapping[int, frozenset[int]]
     taps: Mapping[str, frozenset[int]]
@@ -71,7 +71,7 @@ class Watching:
     ) -> None:  # fmt: skip
         self.exact, self.options = exact, dict(options or {})
         self.given = planting(function, self._interpreter, steps=steps)
-        self.operations: list[Operation] = []
+        self.operations: list[ProgramOperation] = []
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, values: Values, args: Sequence[Any]) -> Watched:
@@ -93,49 +93,53 @@ class Watching:
         direct, outputs = reads(jaxpr.jaxpr)
         every = [s for s in sites(jaxpr.jaxpr) if s.name.startswith(COUNTS) and not s.inside]
         told = jax.tree.unflatten(jax.tree.structure(shape), outputs)
-        self.names = numbered(every)
+        self.names = unique_names(every)
         self.read = {_number(n): _operations(x, direct) for n, x in direct.items() if n.startswith(RESULT)}
         self.taps = {name: _operations(made, direct) for name, (made, _) in told.items()}
         counted = reap(jex.jaxpr_as_fun(jaxpr), {s.name for s in every})
         self._run = jax.jit(lambda *leaves: counted(*leaves)[1], compiler_options=self.options)
 
 
-class _Counting(Emulated):
+class _Counting(Emulator):
     """Evaluates segments, as their equations round or in FP64, whose operations count what is not finite."""
 
     def __init__(self, names: Collection[str], exact: bool) -> None:
         super().__init__({}, names, DECLARED)
         self.exact = exact
-        self.operations: list[Operation] = []
+        self.operations: list[ProgramOperation] = []
         self.wide: dict[Any, Any] = {}  # an operation's results before they are rounded
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation."""
         self.wide = {}
         made = super().operation(equation, inputs)
         read = [x for x in inputs if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-        return [self.tapped(equation, v, x, read) for v, x in zip(equation.outvars, made, strict=True)]
+        return [self.tap_counts(equation, v, x, read) for v, x in zip(equation.outvars, made, strict=True)]
 
-    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+    def store(self, variable: jex.Var | jex.Literal, x: jax.Array, factor: float) -> Any:
         """Return a result as its format holds it, or as it is in FP64."""
         self.wide[variable] = x
-        return x if self.exact else super().stored(variable, x, factor)
+        return x if self.exact else super().store(variable, x, factor)
 
-    def tapped(self, equation: Any, variable: Any, x: Any, read: Sequence[Any]) -> Any:
+    def tap_counts(
+        self, equation: jex.JaxprEqn, variable: jex.Var | jex.Literal, x: jax.Array, read: Sequence[Any]
+    ) -> Any:
         """Return a result with a tap on it, and another on what it counts."""
         dtype = getattr(variable.aval, "dtype", None)
         if not float_bits(dtype):
             return x
         number = len(self.operations)
-        self.operations.append(Operation(equation.primitive.name, np.dtype(dtype).name, of_equation(equation).source))
-        checkpoint_name(_counted(x, self.wide.get(variable, x), read), f"{COUNTS}{number}")
+        self.operations.append(
+            ProgramOperation(equation.primitive.name, np.dtype(dtype).name, of_equation(equation).source)
+        )
+        checkpoint_name(_count(x, self.wide.get(variable, x), read), f"{COUNTS}{number}")
         tapped = checkpoint_name(x, f"{RESULT}{number}")
         if id(x) in self.held:
             self.keep(tapped, self.held[id(x)][1])
         return tapped
 
 
-def _counted(x: Any, wide: Any, read: Sequence[Any]) -> Any:
+def _count(x: jax.Array, wide: Any, read: Sequence[Any]) -> Any:
     """Return the ``Counts`` of a result [5], rounded and before that, of operands; of such a shape one by one."""
     over = jnp.isfinite(wide) & ~jnp.isfinite(x)
     invalid = jnp.isnan(wide) & _of_all(lambda y: ~jnp.isnan(y), wide, read)
@@ -147,7 +151,7 @@ def _counted(x: Any, wide: Any, read: Sequence[Any]) -> Any:
     return jnp.stack(Counts(nonfinite, overs, largest, invalids, infinites))
 
 
-def _of_all(holds: Callable[[Any], Any], x: Any, read: Sequence[Any]) -> Any:
+def _of_all(holds: Callable[[Any], Any], x: jax.Array, read: Sequence[Any]) -> Any:
     """Return where something holds of all operands: one by one of those shaped as the result, else of each whole."""
     each = [holds(y) if jnp.shape(y) == jnp.shape(x) else jnp.all(holds(y)) for y in read]
     return reduce(jnp.logical_and, each, jnp.asarray(True))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
 INACCURATE = {
@@ -15,7 +16,7 @@ INACCURATE = {
 }  # fmt: skip
 
 
-def mixed_bits(x: Any, mark: Any) -> Any:
+def mixed_bits(x: ArrayLike, mark: ArrayLike) -> Any:
     """Return 64 bits that look random and are the same for the same two, as a function's errors are for its value.
 
     Multiply, shift, exclusive or: the finaliser of splitmix64 (Steele, Lea & Flood 2014, fig. 7).
@@ -28,12 +29,12 @@ def mixed_bits(x: Any, mark: Any) -> Any:
         return bits ^ (bits >> np.uint64(31))
 
 
-def unit_interval(bits: Any) -> Any:
+def unit_interval(bits: ArrayLike) -> Any:
     """Return numbers in [−1, 1) made of 64 bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
 
 
 @partial(jax.jit, inline=True)
-def inaccurate(x: Any, mark: Any) -> Any:
+def inaccurate(x: jax.Array, mark: jax.Array) -> Any:
     """Return what a device's function in float32 may give for values of its."""
     return x * (1.0 + (ULPS - 0.5) * 2.0**-23 * unit_interval(mixed_bits(lax.bitcast_convert_type(x, np.uint64), mark)))

@@ -13,7 +13,7 @@ from jax.extend import source_info_util
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
-def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, consts: Sequence[Any] = ()) -> tuple[Any, Sequence[Any]]:
     """Return (open jaxpr, constants) of a closed or an open jaxpr."""
     return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, jex.ClosedJaxpr) else (jaxpr, consts)
 
@@ -40,17 +40,17 @@ def with_bodies(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
+def walk_equations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
     """Yield the equations of an open jaxpr, each before those of the bodies in it."""
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():
             for body in bodies(value):
-                yield from equations(body)
+                yield from walk_equations(body)
 
 
 def bind(
-    equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | None = None, mesh: Any = None
+    equation: jex.JaxprEqn, arguments: Sequence[Any], params: Mapping[str, Any] | None = None, mesh: Any = None
 ) -> list[Any]:
     """Apply an equation's primitive to new arguments; up to JAX 0.9 bind parameters come with sub-functions.
 
@@ -64,7 +64,7 @@ def bind(
     return list(result) if equation.primitive.multiple_results else [result]
 
 
-def located(equation: Any) -> AbstractContextManager[Any]:
+def source_context(equation: jex.JaxprEqn) -> AbstractContextManager[Any]:
     """Return the context in which what is bound is of the user's line and the named scopes of an equation.
 
     The scopes come after those that are open; a compiled program names its instructions by them.
@@ -73,7 +73,7 @@ def located(equation: Any) -> AbstractContextManager[Any]:
     return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
-def source(equation: Any) -> str:
+def source(equation: jex.JaxprEqn) -> str:
     """Return the user's line an equation was written in, ``file.py:12 (function)``; empty where JAX kept none."""
     try:
         return str(source_info_util.summarize(equation.source_info))
@@ -81,7 +81,7 @@ def source(equation: Any) -> str:
         return ""
 
 
-def frames(equation: Any) -> tuple[tuple[str, int, int, str], ...]:
+def frames(equation: jex.JaxprEqn) -> tuple[tuple[str, int, int, str], ...]:
     """Return (file, line, column, function) an equation was made in, innermost first; empty where JAX kept none."""
     trace = getattr(getattr(equation, "source_info", None), "traceback", None)
     if trace is None:
@@ -97,12 +97,12 @@ def _position(code: Any, instruction: int) -> tuple[int, int]:
     return line or code.co_firstlineno, column or 0
 
 
-def called(params: Mapping[str, Any], name: str) -> tuple[Any, Sequence[Any]]:
+def body_of_call(params: Mapping[str, Any], name: str) -> tuple[Any, Sequence[Any]]:
     """Return (open jaxpr, constants) of a call's body; a composite's is ``call_jaxpr`` from JAX 0.12 on."""
-    return closed(params[name] if name in params else params["call_jaxpr"])
+    return open_jaxpr(params[name] if name in params else params["call_jaxpr"])
 
 
-def scanned(params: Mapping[str, Any]) -> tuple[int, int]:
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return (constants, carried values) of a scan equation; from JAX 0.11 on they come as flat trees."""
     if "ft_in" in params:
         consts, carried, _ = params["ft_in"].unpack()
@@ -110,13 +110,13 @@ def scanned(params: Mapping[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
+def manual_axes(params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the mesh axes a shard_map equation is manual over, in the mesh's order (the parameter is a set)."""
     manual = params["manual_axes"] if "manual_axes" in params else params["newly_manual_axes"]
     return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
 
 
-def varying(x: Any, axes: Sequence[str]) -> Any:
+def varying(x: jax.Array, axes: Sequence[str]) -> Any:
     """Return a value inside shard_map as one that may differ between the shards along all of the axes."""
     aval = jax.typeof(x)
     known = aval.vma if hasattr(aval, "vma") else aval.mat.varying
@@ -124,7 +124,7 @@ def varying(x: Any, axes: Sequence[str]) -> Any:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def resized(x: Any, count: int | None) -> jax.ShapeDtypeStruct:
+def with_leading_axis(x: Any, count: int | None) -> jax.ShapeDtypeStruct:
     """Return the description of ``count`` arrays like one, on a new leading axis; None: of one along its leading axis.
 
     Its type carries the sharding that theirs does.
@@ -137,7 +137,7 @@ def resized(x: Any, count: int | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
-def typed_as(x: Any, shape: Any) -> Any:
+def typed_as(x: jax.Array, shape: Any) -> Any:
     """Return a value with the sharding that a description's type carries; where it carries none as it is."""
     sharding = _explicit(shape)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
@@ -150,7 +150,7 @@ def _explicit(x: Any) -> NamedSharding | None:
 
 
 def walk(
-    jaxpr: Any,
+    jaxpr: jex.Jaxpr,
     consts: Sequence[Any],
     arguments: Sequence[Any],
     step: Callable[[Any, list[Any]], list[Any]],
@@ -159,13 +159,13 @@ def walk(
     """Evaluate an open jaxpr equation by equation: ``step(equation, inputs) → outputs``, where each was written."""
     values: dict[Any, Any] = {}
 
-    def read(variable: Any) -> Any:
+    def value_of(variable: jex.Var | jex.Literal) -> Any:
         return literal(variable) if isinstance(variable, jex.Literal) else values[variable]
 
     values.update(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for equation in jaxpr.eqns:
-        with located(equation):
-            out = step(equation, [read(v) for v in equation.invars])
+        with source_context(equation):
+            out = step(equation, [value_of(v) for v in equation.invars])
         values.update(zip(equation.outvars, out, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return [value_of(v) for v in jaxpr.outvars]

@@ -12,6 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from precaudit.interpreters.jaxpr.jax_versions import bodies, source, with_bodies
 from precaudit.interpreters.jaxpr.raised import WIDE
@@ -23,7 +24,7 @@ READS, WRITES = {"get", "masked_load"}, {"swap", "addupdate", "masked_swap"}
 FORMAT = {"convert_element_type": "new_dtype", "dot_general": "preferred_element_type"}  # parameters that name it
 
 
-def places(jaxpr: Any) -> dict[str, list[Any]]:
+def narrow_places(jaxpr: jex.Jaxpr) -> dict[str, list[Any]]:
     """Return where Pallas kernels in an open jaxpr round to less than float32, in words, and the equations there.
 
     Left out: what only moves or reads, and what is stored at once where nothing wider fits. In the backward pass of a
@@ -36,17 +37,17 @@ def places(jaxpr: Any) -> dict[str, list[Any]]:
                 for place, equation in _rounding(body, _name(e, body)):
                     found.setdefault(place, []).append(equation)
             else:
-                for place, equations in places(body).items():
+                for place, equations in narrow_places(body).items():
                     found.setdefault(place, []).extend(equations)
     return found
 
 
-def interpreted(jaxpr: Any) -> bool:
+def runs_interpreted(jaxpr: jex.Jaxpr) -> bool:
     """Whether an open jaxpr holds Pallas kernels, and they run in interpret mode: there is nothing but CPUs."""
     return jax.default_backend() == "cpu" and _pallas(jaxpr)
 
 
-def _pallas(jaxpr: Any) -> bool:
+def _pallas(jaxpr: jex.Jaxpr) -> bool:
     return any(
         e.primitive.name == CALL or any(map(_pallas, bodies(value))) for e in jaxpr.eqns for value in e.params.values()
     )
@@ -57,7 +58,7 @@ def _name(call: Any, body: Any) -> str:
     return str(call.params.get("name") or body.debug_info.func_src_info or "a kernel").partition(" ")[0]
 
 
-def _rounding(jaxpr: Any, kernel: str) -> Iterator[tuple[str, Any]]:
+def _rounding(jaxpr: jex.Jaxpr, kernel: str) -> Iterator[tuple[str, Any]]:
     for e in jaxpr.eqns:
         inside = [body for value in e.params.values() for body in bodies(value)]
         for body in inside:
@@ -65,29 +66,29 @@ def _rounding(jaxpr: Any, kernel: str) -> Iterator[tuple[str, Any]]:
         if inside or e.primitive.name in EXACT | READS | WRITES:
             continue
         for v in filter(_narrow, e.outvars):
-            read = readers(v, jaxpr)
+            read = reading_primitives(v, jaxpr)
             if read and not read <= WRITES:
                 shape = f"{v.aval.dtype.name}[{','.join(map(str, v.aval.shape))}]"
                 yield f"{source(e)}: {shape} for {', '.join(sorted(read))} in {kernel}", e
                 break
 
 
-def readers(v: Any, jaxpr: Any) -> set[str]:
+def reading_primitives(v: jex.Var | jex.Literal, jaxpr: jex.Jaxpr) -> set[str]:
     """Return the primitives that read a variable, or what is moved of it; GIVEN: a jaxpr gives it out."""
     found: set[str] = set()
     for e in jaxpr.eqns:
         if any(x is v for x in e.invars):
             moved = e.primitive.name in EXACT
-            found |= set().union(*(readers(x, jaxpr) for x in e.outvars)) if moved else {e.primitive.name}
+            found |= set().union(*(reading_primitives(x, jaxpr) for x in e.outvars)) if moved else {e.primitive.name}
     return found | ({GIVEN} if any(x is v for x in jaxpr.outvars) else set())
 
 
-def raised(jaxpr: Any, equations: Collection[Any]) -> Callable[..., list[Any]]:
+def raise_kernel_equations(jaxpr: jex.ClosedJaxpr, equations: Collection[Any]) -> Callable[..., list[Any]]:
     """Return a closed jaxpr as a function of its leaves, with equations inside its Pallas kernels in float32."""
     return jex.jaxpr_as_fun(jex.ClosedJaxpr(_calls(jaxpr.jaxpr, frozenset(map(id, equations))), jaxpr.consts))
 
 
-def _calls(jaxpr: Any, lifted: frozenset[int]) -> Any:
+def _calls(jaxpr: jex.Jaxpr, lifted: frozenset[int]) -> Any:
     """Rewrite the kernels in an open jaxpr, and nothing else of it."""
     equations = []
     for e in jaxpr.eqns:
@@ -98,7 +99,7 @@ def _calls(jaxpr: Any, lifted: frozenset[int]) -> Any:
     return jaxpr.replace(eqns=equations)
 
 
-def _body(jaxpr: Any, lifted: frozenset[int]) -> Any:
+def _body(jaxpr: jex.Jaxpr, lifted: frozenset[int]) -> Any:
     """Rewrite a kernel's body, or one inside it; what it is given and gives keeps its formats."""
     made = _Rewritten(lifted)
     for e in jaxpr.eqns:
@@ -114,12 +115,12 @@ class _Rewritten:
         self.equations: list[Any] = []
         self.wide: dict[Any, Any] = {}  # narrow variables, and the float32 ones in their places
 
-    def add(self, e: Any) -> None:
+    def add(self, e: jex.JaxprEqn) -> None:
         """Append an equation, in float32 where it is lifted or moves what is."""
         inside = any(True for value in e.params.values() for _ in bodies(value))
         kept = inside or e.primitive.name in READS | WRITES
         lifted = id(e) in self.lifted
-        if kept or not (lifted or any(self._known(v) for v in e.invars)):
+        if kept or not (lifted or any(self._is_wide(v) for v in e.invars)):
             params = (
                 {n: with_bodies(v, partial(_body, lifted=self.lifted)) for n, v in e.params.items()}
                 if inside
@@ -142,20 +143,20 @@ class _Rewritten:
             else:
                 self._convert(new, old)
 
-    def as_declared(self, v: Any) -> Any:
+    def as_declared(self, v: jex.Var | jex.Literal) -> Any:
         """Return a variable in its own format, rounded to it where it is held in float32."""
-        if not self._known(v):
+        if not self._is_wide(v):
             return v
         narrow = jex.Var(v.aval)
         self._convert(self.wide[v], narrow)
         return narrow
 
-    def _known(self, v: Any) -> bool:
+    def _is_wide(self, v: jex.Var | jex.Literal) -> bool:
         return not isinstance(v, jex.Literal) and v in self.wide
 
-    def _up(self, v: Any) -> Any:
+    def _up(self, v: jex.Var | jex.Literal) -> Any:
         """Return a variable in float32 if it is of a narrow format."""
-        if self._known(v):
+        if self._is_wide(v):
             return self.wide[v]
         if not _narrow(v):
             return v
@@ -170,11 +171,11 @@ class _Rewritten:
         self.equations.append(made.replace(invars=[old], outvars=[new]))
 
 
-def _convert_equation(aval: Any, dtype: Any) -> Any:
+def _convert_equation(aval: Any, dtype: DTypeLike) -> Any:
     traced = jax.make_jaxpr(lambda x: lax.convert_element_type(x, dtype))(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return traced.jaxpr.eqns[0]
 
 
-def _narrow(v: Any) -> bool:
+def _narrow(v: jex.Var | jex.Literal) -> bool:
     aval = v.aval
     return not hasattr(aval, "inner_aval") and 0 < float_bits(getattr(aval, "dtype", None)) < 32

@@ -5,27 +5,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from precaudit.errors import CannotJudge
 from precaudit.numbers.arrays import Array
 
 
-def is_key(x: Any) -> bool:
+def is_key(x: ArrayLike) -> bool:
     """Whether an array, or what one of such a shape and format is described by, is of typed keys."""
     return hasattr(x, "dtype") and bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
-def is_numbers(x: Any) -> bool:
+def is_numbers(x: ArrayLike) -> bool:
     """Whether a value is an array of numbers or truth values: it has a format and is of no keys."""
     return hasattr(x, "dtype") and not is_key(x)
 
 
-def bits(x: Any) -> Any:
+def key_bits(x: ArrayLike) -> Any:
     """Return the bits of keys, uint32 with an axis more; any other value as it is."""
     return jax.random.key_data(x) if is_key(x) else x
 
 
-def keyed(x: Any, like: Any) -> Any:
+def wrap_key(x: Any, like: jax.Array) -> Any:
     """Return keys of given bits that draw as ``like``, an array or its description; ``x`` where that is no key."""
     return jax.random.wrap_key_data(jnp.asarray(x), impl=_impl(like)) if is_key(like) else x
 
@@ -37,12 +38,12 @@ def _impl(like: Any) -> Any:
     return found[0]
 
 
-def readable(x: Any) -> bool:
+def readable(x: ArrayLike) -> bool:
     """Whether all elements of an array lie with this process, or a copy of each does."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 
-def on_host(x: Any, name: str = "an array of the program") -> Array:
+def on_host(x: ArrayLike, name: str = "an array of the program") -> Array:
     """Return a value as an array of the host, keys as their bits; raises CannotJudge where parts of it are not here."""
     if not readable(x):
         shape, n = list(np.shape(x)), jax.process_count()
@@ -51,4 +52,4 @@ def on_host(x: Any, name: str = "an array of the program") -> Array:
             f"one process (on a CPU with XLA_FLAGS=--xla_force_host_platform_device_count={jax.device_count()}), or "
             "give arrays that every process holds whole"
         )
-    return np.asarray(bits(x))
+    return np.asarray(key_bits(x))

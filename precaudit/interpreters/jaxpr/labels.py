@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from precaudit.interpreters.jaxpr.jax_versions import frames
-from precaudit.interpreters.jaxpr.statements import PLAIN, assigned, hands_on, module_called
+from precaudit.interpreters.jaxpr.statements import PLAIN, assigned_variable, hands_on, module_called
 
 # Frames of libraries that build programs; models that live in packages are their authors' code and count.
 LIBRARIES = re.compile(
@@ -54,7 +54,9 @@ def label(stack: tuple[Frame, ...], scope: str = "") -> Label:
     plain, begin = "", 0
     for i in own:
         file, line, column, function = stack[i]
-        name = "" if function == "<lambda>" else assigned(file, line, column)  # that holds the function, no value of it
+        name = (
+            "" if function == "<lambda>" else assigned_variable(file, line, column)
+        )  # that holds the function, no value of it
         below = _modules(stack, [j for j in range(begin, i) if stack[j][3] in CALLED])
         if not name or name in PLAIN:
             below = [*_modules(stack, [i]), *below]

@@ -5,7 +5,7 @@ branch returns (FP64, bits), so that it is the same at every step and in every b
 is handed in as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,20 +14,20 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from precaudit.interpreters.jaxpr.jax_versions import closed, manual_axes, scanned
+from precaudit.interpreters.jaxpr.jax_versions import manual_axes, open_jaxpr, scan_counts
 from precaudit.interpreters.jaxpr.rules import select_batched
 
 Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
 Hold = Callable[[Any], Any]
 
 
-def scan(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
+def scan(run: Run, hold: Hold, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """Run a scan."""
-    jaxpr, consts = closed(params["jaxpr"])
-    n_consts, n_carry = scanned(params)
+    jaxpr, consts = open_jaxpr(params["jaxpr"])
+    n_consts, n_carry = scan_counts(params)
     shared, stacked = inputs[:n_consts], list(inputs[n_consts + n_carry :])
 
-    def body(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
+    def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         out = [hold(x) for x in run(jaxpr, consts, [*shared, *carry, *xs])]
         return out[:n_carry], out[n_carry:]
 
@@ -37,10 +37,10 @@ def scan(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
-def while_loop(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
+def while_loop(run: Run, hold: Hold, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """Run a loop; under vmap the condition is batched, and elements that have ended stay as they are."""
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    cond, body = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
+    cond, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
     for_cond, for_body, first = inputs[:n_cond], inputs[n_cond : n_cond + n_body], inputs[n_cond + n_body :]
 
     def goes_on(state: list[Any]) -> Any:
@@ -57,20 +57,22 @@ def while_loop(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list
     return list(lax.while_loop(lambda state: jnp.any(goes_on(state)), step, [hold(x) for x in first]))
 
 
-def cond(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
+def cond(run: Run, hold: Hold, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """Run the branch that an index chooses."""
-    branches = [lambda *a, b=b: [hold(x) for x in run(*closed(b), a)] for b in params["branches"]]
+    branches = [lambda *a, b=b: [hold(x) for x in run(*open_jaxpr(b), a)] for b in params["branches"]]
     return list(lax.switch(jnp.asarray(inputs[0]).astype(np.int32), branches, *inputs[1:]))
 
 
-def shard_map(run: Run, hold: Hold, params: Any, inputs: Sequence[Any], checked: bool = False) -> list[Any]:
+def shard_map(
+    run: Run, hold: Hold, params: Mapping[str, Any], inputs: Sequence[Any], checked: bool = False
+) -> list[Any]:
     """Run a body on the shards of a mesh; ``checked``: what differs between these is declared in it."""
-    jaxpr, consts = closed(params["jaxpr"])
-    return mapped(lambda args, _: ([hold(x) for x in run(jaxpr, consts, args)], []), params, inputs, [], checked)[0]
+    jaxpr, consts = open_jaxpr(params["jaxpr"])
+    return map_shards(lambda args, _: ([hold(x) for x in run(jaxpr, consts, args)], []), params, inputs, [], checked)[0]
 
 
-def mapped(
-    body: Callable[[Sequence[Any], list[Any]], tuple[list[Any], Any]], params: Any, inputs: Sequence[Any],
+def map_shards(
+    body: Callable[[Sequence[Any], list[Any]], tuple[list[Any], Any]], params: Mapping[str, Any], inputs: Sequence[Any],
     values: list[Any], checked: bool = False,
 ) -> tuple[list[Any], Any]:  # fmt: skip
     """Return ``body(inputs, values) → (outputs, told)`` on the shards of a shard_map equation's mesh.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -30,6 +32,7 @@ DROPPED = 13  # of float32's 24 significant bits TF32 keeps 11
 REST = 52 - 23 + DROPPED  # of FP64's
 SMALLEST = 2.0**-126  # normal number of float32
 MOST_TERMS = 1 << 22
+VECTOR_TERMS = 1 << 24  # of a product that a TPU's vector unit may make
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 # What XLA's dot algorithms ask of any device, and JAX's precisions of a GPU.
 ASKED: dict[str, Way] = {
@@ -41,7 +44,7 @@ ASKED: dict[str, Way] = {
 FINER: tuple[Way, ...] = ("1 pass", TF32, "3 passes", "3 TF32 passes", "6 passes", FLOAT32)
 
 
-def tf32(x: Any) -> Any:
+def round_to_tf32(x: jax.Array) -> Any:
     """Return FP64 values of float32 ones to the nearest TF32 number, ties away from zero (PTX ISA, cvt.rna.tf32)."""
     bits = lax.bitcast_convert_type(jnp.asarray(x), np.uint64) + np.uint64(1 << (REST - 1))
     kept = lax.bitcast_convert_type(bits & np.uint64(2**64 - 2**REST), np.float64)
@@ -50,12 +53,12 @@ def tf32(x: Any) -> Any:
     return jnp.where(jnp.isfinite(x), made, x)
 
 
-def to_even(x: Any) -> Any:
+def to_even(x: jax.Array) -> Any:
     """Return FP64 values to the nearest TF32 number, ties to even, as cuDNN's convolutions make them (on an H100)."""
     return lax.reduce_precision(x, 8, 23 - DROPPED)
 
 
-def near_tie(x: Any, within: int) -> Any:
+def near_tie(x: jax.Array, within: int) -> Any:
     """Return by how much TF32 operands differ where they are rounded the other way, 0 but ``within`` ulps of a tie.
 
     Of FP64 values of float32 ones: what a compiler makes again for a product is some ulps off what is recorded.
@@ -69,19 +72,19 @@ def near_tie(x: Any, within: int) -> Any:
     return jnp.where(near & (jnp.abs(above) < 2.0**128), jnp.abs(above - below), 0.0)
 
 
-def chosen(equation: Any) -> bool:
+def is_compilers_choice(equation: jex.JaxprEqn) -> bool:
     """Whether a device's compiler chooses what a product's precision is: of a float32 operand, below the highest."""
     widths = [float_bits(x.aval.dtype) for x in equation.invars]
-    return all(16 <= x <= 32 for x in widths) and max(widths) == 32 and declared(equation) < MOST
+    return all(16 <= x <= 32 for x in widths) and max(widths) == 32 and declared_passes(equation) < MOST
 
 
-def declared(equation: Any) -> int:
+def declared_passes(equation: jex.JaxprEqn) -> int:
     """Return the passes that a product's precision asks a TPU's matrix unit for."""
     precisions = _precisions(equation.params.get("precision"))
     return MOST if "HIGHEST" in precisions else 3 if "HIGH" in precisions else 1
 
 
-def on_gpu(equation: Any, said: Way | None) -> Way | None:
+def on_gpu(equation: jex.JaxprEqn, said: Way | None) -> Way | None:
     """Return how a GPU makes a product, ``said`` of it by the compiled program; None where that is open.
 
     At least as its equation declares: a program that keeps less of its operands is not excused by being compiled so.
@@ -104,12 +107,14 @@ def on_gpu(equation: Any, said: Way | None) -> Way | None:
     return max(said, least, key=FINER.index) if said in FINER else least
 
 
-def rounds_terms(equation: Any) -> bool:
+def rounds_terms(equation: jex.JaxprEqn) -> bool:
     """Whether a GPU may store the terms of a product in its format: a dot of narrow operands with a narrow result."""
     return equation.primitive.name == "dot_general" and float_bits(equation.outvars[0].aval.dtype) == 16
 
 
-def parts(equation: Any, inputs: Sequence[Any], passes: int, narrow: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+def operand_parts(
+    equation: jex.JaxprEqn, inputs: Sequence[Any], passes: int, narrow: Callable[[Any], Any]
+) -> list[tuple[Any, Any]]:
     """Return the pairs of operands whose products are added up; nothing where float32 is multiplied.
 
     One pass: operands rounded by ``narrow``. Three: of each a narrow part and the rest of it, rounded likewise; the
@@ -124,38 +129,38 @@ def parts(equation: Any, inputs: Sequence[Any], passes: int, narrow: Callable[[A
     return [(narrow(x - x0), y0), (x0, narrow(y - y0)), (x0, y0)]
 
 
-def of_rounded_terms(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> Any:
+def of_rounded_terms(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> Any:
     """Return the sum of a product's terms, each as its result's format holds it; exact where that is over 16 bits.
 
     Of many terms those of one step along the contracted dimensions are held at a time.
     """
-    x, y, shape = factors(equation, inputs)
+    x, y, shape = elementwise_factors(equation, inputs)
     k = len(x)
     if k * prod(shape) <= MOST_TERMS:
         return jnp.sum(stored(x * y), 0)
 
-    def add(i: Any, total: Array) -> Array:
+    def add(i: jax.Array, total: Array) -> Array:
         return total + stored(x[i] * y[i])
 
     return lax.fori_loop(0, k, add, jnp.zeros(shape))
 
 
-def in_own_format(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> Any:
+def in_own_format(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> Any:
     """Return a product whose sum its result's format holds after every term, as XLA:CPU of JAX 0.12 makes some.
 
     Term after term with fused multiply-adds; bit for bit what ``einsum("bsef,efd->bsed")`` gives there in bfloat16.
     """
-    x, y, shape = factors(equation, inputs)
+    x, y, shape = elementwise_factors(equation, inputs)
     return lax.fori_loop(0, len(x), lambda i, total: stored(total + x[i] * y[i]), jnp.zeros(shape))
 
 
-def narrow_product(equation: Any) -> bool:
+def narrow_product(equation: jex.JaxprEqn) -> bool:
     """Whether an equation is a product of operands of 16 bits with such a result: a backend might sum it in that."""
     avals = [v.aval for v in (*equation.invars, *equation.outvars)]
     return equation.primitive.name == "dot_general" and all(float_bits(a.dtype) == 16 for a in avals)
 
 
-def factors(equation: Any, inputs: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
+def elementwise_factors(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
     """Return the operands of a product so that term k is ``x[k] * y[k]``, and its shape."""
     contracted, batched = equation.params["dimension_numbers"]
     sides = []
@@ -177,3 +182,11 @@ def _precisions(asked: Any) -> set[str]:
     each = asked if isinstance(asked, tuple) else (asked,)
     names = {getattr(p, "name", "DEFAULT") for p in each}
     return {ALGORITHMS.get(name, name) for name in names}
+
+
+def few_terms(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> bool:
+    """Whether a TPU's vector unit may make a product: of a narrow result, and of not too many terms."""
+    contracted, _ = equation.params["dimension_numbers"]
+    k = prod(inputs[0].shape[i] for i in contracted[0])
+    out = equation.outvars[0].aval
+    return float_bits(out.dtype) == 16 and k * out.size <= VECTOR_TERMS

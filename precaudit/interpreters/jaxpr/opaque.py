@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.interpreters.jaxpr.evaluated import Evaluated, Meaning
-from precaudit.interpreters.jaxpr.jax_versions import bodies, equations
+from precaudit.interpreters.jaxpr.jax_versions import bodies, walk_equations
 from precaudit.interpreters.jaxpr.reads import Reads, reads, through
 from precaudit.interpreters.jaxpr.shadow import refused_of
 from precaudit.interpreters.jaxpr.tag import Tagged
@@ -46,12 +47,12 @@ def without_opaque(made: Tagged, *args: Any) -> tuple[Tagged, Opaque]:
     ``args``: as its call takes them. A program is left as it is where such a result is a key or a token, and where
     it has while loops that hold no taps: of blank values these might not end.
     """
-    if not any(refused_of(e) for e in equations(made.jaxpr.jaxpr)):
+    if not any(refused_of(e) for e in walk_equations(made.jaxpr.jaxpr)):
         return made, KNOWN
     with jax.enable_x64(False):
         jaxpr, shape = jax.make_jaxpr(made.call, return_shape=True)(*args)
     blanks: dict[int, Meaning] = {}
-    if not _found(jaxpr.jaxpr, blanks) or not blanks:
+    if not _find_opaque(jaxpr.jaxpr, blanks) or not blanks:
         return made, KNOWN
     run, structure = Evaluated(loops=blanks), jax.tree.structure(shape)
 
@@ -66,7 +67,7 @@ def without_opaque(made: Tagged, *args: Any) -> tuple[Tagged, Opaque]:
     )
 
 
-def _found(jaxpr: Any, blanks: dict[int, Meaning]) -> bool:
+def _find_opaque(jaxpr: jex.Jaxpr, blanks: dict[int, Meaning]) -> bool:
     """Add what has no FP64 meaning to ``blanks``, by the ids of equations; return whether all may be left blank."""
     for e in jaxpr.eqns:
         if (refused := refused_of(e)) is not None:
@@ -74,7 +75,7 @@ def _found(jaxpr: Any, blanks: dict[int, Meaning]) -> bool:
                 return False
             blanks[id(e)] = partial(_blank, e, f"{BLANK}{refused.said}")
         elif e.primitive.name == "while" or not all(
-            _found(body, blanks) for value in e.params.values() for body in bodies(value)
+            _find_opaque(body, blanks) for value in e.params.values() for body in bodies(value)
         ):
             return False
     return True
@@ -85,7 +86,7 @@ def _is_array(aval: Any) -> bool:
     return isinstance(getattr(aval, "dtype", None), np.dtype)
 
 
-def _blank(equation: Any, name: str, *_: Any) -> list[Any]:
+def _blank(equation: jex.JaxprEqn, name: str, *_: Any) -> list[Any]:
     """Return blank results of an equation, each a tap of a name."""
     return [checkpoint_name(_of(v.aval), name) for v in equation.outvars]
 

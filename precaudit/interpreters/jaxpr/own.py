@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from precaudit.interpreters.jaxpr.jax_versions import bodies, called
+from precaudit.interpreters.jaxpr.jax_versions import bodies, body_of_call
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
 # Of one array of values all of them, in another layout.
@@ -21,14 +21,14 @@ class Own(NamedTuple):
     values: frozenset[Any]
 
 
-def own_taps(jaxpr: Any) -> Own:
+def own_taps(jaxpr: jex.Jaxpr) -> Own:
     """Return the taps of floats of an open jaxpr.
 
     A body that is called several times holds their values where every call does.
     """
     order: list[Any] = []
     calls: dict[int, list[Any]] = {}
-    _ordered(jaxpr, order, calls, set())
+    _append_bodies(jaxpr, order, calls, set())
     equations: dict[str, list[Any]] = {}
     values: set[Any] = set()
     for body in reversed(order):  # each after those that call it
@@ -47,15 +47,15 @@ def own_taps(jaxpr: Any) -> Own:
     return Own(equations, frozenset(values))
 
 
-def _ordered(jaxpr: Any, order: list[Any], calls: dict[int, list[Any]], met: set[int]) -> None:
+def _append_bodies(jaxpr: jex.Jaxpr, order: list[Any], calls: dict[int, list[Any]], met: set[int]) -> None:
     """Append a jaxpr after all bodies in it, each once; note what calls a body, None for what does not only call it."""
     if id(jaxpr) in met:
         return
     met.add(id(jaxpr))
     for e in jaxpr.eqns:
         key = CALLS.get(e.primitive.name, "")
-        mine = called(e.params, key)[0] if key in e.params or (key and "call_jaxpr" in e.params) else None
+        mine = body_of_call(e.params, key)[0] if key in e.params or (key and "call_jaxpr" in e.params) else None
         for body in (x for value in e.params.values() for x in bodies(value)):
             calls.setdefault(id(body), []).append(e if body is mine else None)
-            _ordered(body, order, calls, met)
+            _append_bodies(body, order, calls, met)
     order.append(jaxpr)

@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from precaudit.interpreters.jaxpr.jax_versions import called, closed, scanned, walk
-from precaudit.interpreters.jaxpr.loops import mapped
+from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr, scan_counts, walk
+from precaudit.interpreters.jaxpr.loops import map_shards
 from precaudit.interpreters.jaxpr.primitives import lifting
-from precaudit.interpreters.jaxpr.shadow import Lift, Shadow, leaves, literal, traced
-from precaudit.interpreters.jaxpr.sites import STATE, TAKEN, Site, merged, numbered, sites, sites_of, unknown_tap
-from precaudit.interpreters.jaxpr.wide import up, wide
+from precaudit.interpreters.jaxpr.shadow import Lift, Shadow, leaves, literal, trace_jaxpr
+from precaudit.interpreters.jaxpr.sites import (
+    STATE,
+    TAKEN,
+    Site,
+    merge_branches,
+    sites,
+    sites_of,
+    unique_names,
+    unknown_tap,
+)
+from precaudit.interpreters.jaxpr.wide import up, wide_dtype
 
 Values = dict[str, Any]
 
@@ -62,23 +73,23 @@ def planting(
     scans that there are values of, ascending; only they are told.
     """
 
-    def planted(values: Values, /, *args: Any, **kwargs: Any) -> Any:
-        jaxpr, structure = traced(function, args, kwargs)
+    def evaluate(values: Values, /, *args: Any, **kwargs: Any) -> Any:
+        jaxpr, structure = trace_jaxpr(function, args, kwargs)
         found = sites(jaxpr.jaxpr)
-        names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
+        names = {n: s for n, s in zip(unique_names(found), found, strict=True) if s.name in _bases(values, found)}
         run = interpreter(frozenset(s.name for s in names.values()))
         run.steps = None if steps is None else tuple(steps)
         mine = [fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
-        out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
+        out, errors = run.evaluate(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
         told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
         return (jax.tree.unflatten(structure, [up(x) for x in out]), told) if outputs else told
 
-    return planted
+    return evaluate
 
 
 def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     """Return the names, without numbers, of the taps that have values; raises ValueError for one there is not."""
-    names = dict(zip(numbered(found), found, strict=True))
+    names = dict(zip(unique_names(found), found, strict=True))
     given = [n for n in values if n.removesuffix(TAKEN) not in names or n in names]
     for name in given:
         if name not in names:
@@ -86,7 +97,7 @@ def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     return {names[n].name for n in given}
 
 
-def fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None = None) -> Any:
+def fitting(name: str, site: Site, value: ArrayLike | None, steps: Sequence[int] | None = None) -> Any:
     """Return a tap's value, lifted where it is planted: a step of a scan at a time; raises for one of another shape."""
     if value is None:
         return None
@@ -98,11 +109,11 @@ def fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None = Non
     value, shape = jnp.asarray(value), stacked + site.shape
     if value.shape != shape:
         raise ValueError(f"tap {name} has shape {list(shape)}, its value {list(value.shape)}")
-    return value if wide(value.dtype) == wide(site.dtype) else value.astype(wide(site.dtype))
+    return value if wide_dtype(value.dtype) == wide_dtype(site.dtype) else value.astype(wide_dtype(site.dtype))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedSteps:
     """The steps of its outermost scan that a tap is asked of: in others only what the scan carries on is made.
 
     ``name``: the tap's, without a number. ``slots``: for every step where what is told of it goes, ``count`` where it
@@ -124,19 +135,19 @@ class Planted(Shadow):
         self.mode, self.names = mode, names
         self.steps: tuple[int, ...] | None = None  # of outermost scans, those that have values; None: all
         self.here: Any = None  # whether the step that is evaluated has values; None: all have
-        self.wanted: Wanted | None = None  # of an outermost scan that is not entered yet
+        self.wanted: WantedSteps | None = None  # of an outermost scan that is not entered yet
 
-    def entering(self, jaxpr: Any) -> None:
+    def entering(self, jaxpr: jex.Jaxpr) -> None:
         """Take note of an open jaxpr before it is evaluated."""
 
-    def planted(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
+    def evaluate(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
         rest, errors = list(values), []
         self.entering(jaxpr)
 
-        def step(equation: Any, inputs: list[Any]) -> list[Any]:
+        def step(equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
             count = len(sites_of(equation, self.names))
             mine, rest[:] = rest[:count], rest[count:]
             if all(v is None for v in mine):
@@ -148,7 +159,7 @@ class Planted(Shadow):
 
         return walk(jaxpr, consts, args, step, literal), errors
 
-    def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def enter(self, equation: jex.JaxprEqn, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Evaluate an equation that is a planted tap, or that has one inside."""
         name, params = equation.primitive.name, equation.params
         if name in self.lift:
@@ -163,9 +174,9 @@ class Planted(Shadow):
             return self.planted_cond(params, inputs, values)
         if name == "shard_map":
             return self.planted_shards(params, inputs, values)
-        return self.planted(*called(params, lifting(name).body), inputs, values)
+        return self.evaluate(*body_of_call(params, lifting(name).body), inputs, values)
 
-    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
+    def tap(self, x: jax.Array, value: jax.Array) -> tuple[list[Any], list[Any]]:
         """Return what the program goes on with, and what is told of a tap."""
         if self.mode == "add":
             return [x + value], [None]
@@ -173,19 +184,21 @@ class Planted(Shadow):
             return [self.chosen(value, x)], [x]
         return [value], [value ^ x if x.dtype == bool else value - x]
 
-    def chosen(self, value: Any, x: Any) -> Any:
+    def chosen(self, value: jax.Array, x: jax.Array) -> Any:
         """Return the value of a step that has one, else what was computed."""
         return value if self.here is None else jnp.where(self.here, value, x)
 
-    def untaken(self, site: Site, value: Any) -> Any:
+    def untaken(self, site: Site, value: jax.Array) -> Any:
         """Return what is told of a tap or a state whose branch was not taken."""
         return None if site.name.startswith(STATE) else self.none(value)
 
-    def none(self, value: Any) -> Any:
+    def none(self, value: jax.Array) -> Any:
         """Return what is told of a tap whose branch was not taken."""
         return None if value is None or self.mode == "add" else jnp.zeros_like(up(value))
 
-    def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def planted_scan(
+        self, params: Mapping[str, Any], inputs: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run a scan; every step takes its slice of the values."""
         if self.steps is not None and self.here is None:
             return self.some_steps(params, inputs, values)
@@ -193,15 +206,15 @@ class Planted(Shadow):
         if (
             wanted is not None
             and len(wanted.slots) == params["length"]
-            and sites(closed(params["jaxpr"])[0], {wanted.name})
+            and sites(open_jaxpr(params["jaxpr"])[0], {wanted.name})
         ):
             return self.wanted_steps(params, inputs, values, wanted)
-        jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = scanned(params)
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
+        n_consts, n_carry = scan_counts(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
 
-        def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:
-            out, errors = self.planted(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
+        def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], Any]:
+            out, errors = self.evaluate(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
             out = [up(x) for x in out]
             return out[:n_carry], (out[n_carry:], errors)
 
@@ -213,27 +226,27 @@ class Planted(Shadow):
         return [*carry, *ys], errors
 
     def wanted_steps(
-        self, params: Any, inputs: list[Any], values: list[Any], wanted: Wanted
+        self, params: Mapping[str, Any], inputs: list[Any], values: list[Any], wanted: WantedSteps
     ) -> tuple[list[Any], list[Any]]:
         """Run a scan and tell of one tap at the steps that it is asked for; in others it is not made."""
-        jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = scanned(params)
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
+        n_consts, n_carry = scan_counts(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
         asked = [s.name == wanted.name for s in sites(jaxpr, self.names)]
 
-        def made(by: Planted, carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
-            out, errors = by.planted(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
+        def step(by: Planted, carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            out, errors = by.evaluate(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
             return [up(x) for x in out], [e if a else None for e, a in zip(errors, asked, strict=True)]
 
-        def body(state: Any, xs: Any) -> tuple[Any, list[Any]]:
+        def body(state: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, list[Any]]:
             carry, told = state
             other = copy(self)  # as it is now, so that both draw the same
 
             def rest() -> tuple[list[Any], list[Any]]:
-                out, errors = made(other, carry, xs)
+                out, errors = step(other, carry, xs)
                 return out, jax.tree.map(jnp.zeros_like, errors)
 
-            out, errors = lax.cond(xs[2] < wanted.count, lambda: made(self, carry, xs), rest)
+            out, errors = lax.cond(xs[2] < wanted.count, lambda: step(self, carry, xs), rest)
             told = jax.tree.map(lambda every, one: lax.dynamic_update_index_in_dim(every, one, xs[2], 0), told, errors)
             return (out[:n_carry], told), out[n_carry:]
 
@@ -241,7 +254,7 @@ class Planted(Shadow):
         xs = (stacked, values, wanted.slots)
         how = {"length": params["length"], "reverse": params["reverse"]}
         with self.within():
-            one = jax.eval_shape(lambda *a: made(copy(self), *a)[1], first, jax.tree.map(lambda x: x[0], xs))
+            one = jax.eval_shape(lambda *a: step(copy(self), *a)[1], first, jax.tree.map(lambda x: x[0], xs))
             empty = jax.tree.map(lambda x: jnp.zeros((wanted.count + 1, *x.shape), x.dtype), one)
             (carry, told), ys = lax.scan(body, (first, empty), xs, **how)
         return [*carry, *ys], told
@@ -255,20 +268,22 @@ class Planted(Shadow):
         finally:
             self.wanted = wanted
 
-    def some_steps(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def some_steps(
+        self, params: Mapping[str, Any], inputs: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run a scan of which some steps have values, and tell of these alone; ``mode`` is ``read``."""
-        jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = scanned(params)
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
+        n_consts, n_carry = scan_counts(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
         kept = [i for i in self.steps or () if i < params["length"]]
         slots = np.zeros(params["length"], np.int32)
         slots[kept] = np.arange(len(kept))
         has = np.isin(np.arange(params["length"]), kept)
 
-        def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:
+        def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], Any]:
             xs, slot, self.here = xs
             mine = [None if v is None else v[slot] for v in values] if kept else [None] * len(values)
-            out, errors = self.planted(jaxpr, consts, [*shared, *carry, *xs], mine)
+            out, errors = self.evaluate(jaxpr, consts, [*shared, *carry, *xs], mine)
             out = [up(x) for x in out]
             return out[:n_carry], (out[n_carry:], errors)
 
@@ -278,31 +293,35 @@ class Planted(Shadow):
         self.here = None
         return [*carry, *ys], jax.tree.map(lambda x: x[np.asarray(kept, int)], errors)
 
-    def planted_cond(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def planted_cond(
+        self, params: Mapping[str, Any], inputs: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run a cond; the taps of a branch that is not taken have no error."""
-        branches = [closed(b) for b in params["branches"]]
-        found, places = merged([sites(b, self.names) for b, _ in branches])
+        branches = [open_jaxpr(b) for b in params["branches"]]
+        found, places = merge_branches([sites(b, self.names) for b, _ in branches])
         zeros = [self.untaken(s, v) for s, v in zip(found, values, strict=True)]
 
-        def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
+        def fill(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                out, made = self.planted(*branch, args, [values[i] for i in at])
+                out, made = self.evaluate(*branch, args, [values[i] for i in at])
                 errors = dict(enumerate(zeros)) | dict(zip(at, made, strict=True))
                 return [up(x) for x in out], [errors[i] for i in range(len(zeros))]
 
             return call
 
-        calls = [filled(b, at) for b, at in zip(branches, places, strict=True)]
+        calls = [fill(b, at) for b, at in zip(branches, places, strict=True)]
         out, errors = lax.switch(inputs[0].astype("int32"), calls, *inputs[1:])
         return list(out), errors
 
-    def planted_shards(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def planted_shards(
+        self, params: Mapping[str, Any], inputs: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run a body on the shards of a mesh; every shard takes its slice of the values."""
-        jaxpr, consts = closed(params["jaxpr"])
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
 
         def body(args: Sequence[Any], mine: list[Any]) -> tuple[list[Any], list[Any]]:
-            out, errors = self.planted(jaxpr, consts, args, mine)
+            out, errors = self.evaluate(jaxpr, consts, args, mine)
             return [up(x) for x in out], errors
 
         with self.within():
-            return mapped(body, params, inputs, values)
+            return map_shards(body, params, inputs, values)

@@ -132,7 +132,7 @@ def lifting(name: str) -> Lifting:
     return TABLE.get(name, UNKNOWN)
 
 
-def markdown() -> str:
+def primitives_page() -> str:
     """Return docs/shadow.md."""
     rows = (f"| `{name}` | {how.kind} | {how.why} |\n" for name, how in sorted(TABLE.items()))
     return HEADER + "".join(rows)

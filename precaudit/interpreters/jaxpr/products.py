@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 GROUPED = "ragged_dot_general"  # a product whose pieces a compiler makes as it likes: it has no label
@@ -17,14 +17,14 @@ def labels(jaxpr: Any) -> dict[int, str]:
     An equation of a body that several calls share has one label.
     """
     found: dict[int, str] = {}
-    for equation in products(jaxpr):
+    for equation in find_products(jaxpr):
         found.setdefault(id(equation), f"product.{len(found)}")
     return found
 
 
-def products(jaxpr: Any) -> Iterator[Any]:
+def find_products(jaxpr: Any) -> Iterator[Any]:
     """Return the products of an open jaxpr, those inside of loops, branches and calls among them."""
-    return (e for e in equations(jaxpr) if e.primitive.name in PRODUCTS)
+    return (e for e in walk_equations(jaxpr) if e.primitive.name in PRODUCTS)
 
 
 def label_in(path: str) -> str:

@@ -13,18 +13,20 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.interpreters.jaxpr.emulate import holding
-from precaudit.interpreters.jaxpr.emulator import Emulated
-from precaudit.interpreters.jaxpr.jax_versions import bodies, equations
+from precaudit.interpreters.jaxpr.emulate import evaluate_planted
+from precaudit.interpreters.jaxpr.emulator import Emulator
+from precaudit.interpreters.jaxpr.jax_versions import bodies, walk_equations
 from precaudit.interpreters.jaxpr.labels import of_equation
-from precaudit.interpreters.jaxpr.multiplying import chosen
+from precaudit.interpreters.jaxpr.multiplying import is_compilers_choice
 from precaudit.interpreters.jaxpr.plant import Values
 from precaudit.interpreters.jaxpr.products import PRODUCTS
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.interpreters.jaxpr.rounding import EXACT, rounded
+from precaudit.interpreters.jaxpr.rounding import EXACT, round_once
 from precaudit.interpreters.jaxpr.shadow import Lift
 from precaudit.interpreters.jaxpr.sums import float_bits
 
@@ -50,7 +52,7 @@ class Line(NamedTuple):
         return getline(self.file, self.number).strip()
 
 
-def rounding_lines(jaxpr: Any, how: Realisation = NOTHING_ELSE, times: int = 1) -> dict[Line, int]:
+def rounding_lines(jaxpr: jex.Jaxpr, how: Realisation = NOTHING_ELSE, times: int = 1) -> dict[Line, int]:
     """Return the lines that make less than float32 in an open jaxpr, in its order, and the bytes that float32 adds.
 
     ``how``: as the device makes them.
@@ -62,7 +64,7 @@ def rounding_lines(jaxpr: Any, how: Realisation = NOTHING_ELSE, times: int = 1) 
         for body in inside:
             for inner, size in rounding_lines(body, how, steps).items():
                 found[inner] = found.get(inner, 0) + size
-        if not inside and e.primitive.name not in EXACT and (line := line_of(e)) is not None:
+        if not inside and e.primitive.name not in EXACT and (line := users_line(e)) is not None:
             size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
             if size or _reduces(e) or in_parts(e, how):
                 found[line] = found.get(line, 0) + times * size
@@ -71,11 +73,11 @@ def rounding_lines(jaxpr: Any, how: Realisation = NOTHING_ELSE, times: int = 1) 
 
 def product_lines(jaxpr: Any, how: Realisation) -> set[Line]:
     """Return the lines of an open jaxpr's products that a device makes of narrower parts of float32 operands."""
-    found = ((e, line_of(e)) for e in equations(jaxpr) if in_parts(e, how))
+    found = ((e, users_line(e)) for e in walk_equations(jaxpr) if in_parts(e, how))
     return {line for _, line in found if line is not None}
 
 
-def line_of(equation: Any) -> Line | None:
+def users_line(equation: jex.JaxprEqn) -> Line | None:
     """Return the innermost line of the user's code that an equation was made in; None where JAX kept none."""
     stack = of_equation(equation).stack
     return Line(*stack[0][:2]) if stack else None
@@ -86,34 +88,35 @@ def raising(
 ) -> Callable[..., list[Any]]:
     """Return ``g(seed, raised, *leaves) → outputs`` of a closed jaxpr as its equations round, some lines in float32.
 
-    ``raised``: a truth value [len(lines)] for every line. All else as ``precaudit.interpreters.jaxpr.emulate.whole``.
+    ``raised``: a truth value [len(lines)] for every line. All else as
+    ``precaudit.interpreters.jaxpr.emulate.emulate_program``.
     """
     order = {line: i for i, line in enumerate(lines)}
 
-    def run(seed: Any, raised: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+    def run(seed: jax.Array | None, raised: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
         def interpreter(names: Collection[str]) -> _Raised:
             return _Raised(dict(lift or {}), names, how, seed, order, raised)
 
-        return holding(interpreter, jaxpr, leaves, held)
+        return evaluate_planted(interpreter, jaxpr, leaves, held)[0]
 
     return run
 
 
-class _Raised(Emulated):
+class _Raised(Emulator):
     """Evaluates an emulated program with some lines in float32."""
 
     def __init__(
-        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any, order: Mapping[Line, int],
-        raised: Any,
+        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: jax.Array | None,
+        order: Mapping[Line, int], raised: Any,
     ) -> None:  # fmt: skip
         super().__init__(lift, names, how, seed)
         self.order, self.raised = order, raised
         self.place: int | None = None
         self.moved = False
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives, to float32 where its line is raised."""
-        line = line_of(equation)
+        line = users_line(equation)
         self.place = None if line is None else self.order.get(line)
         self.moved = equation.primitive.name in EXACT
         out = super().operation(equation, inputs)
@@ -123,7 +126,7 @@ class _Raised(Emulated):
             return self._or_whole(equation, inputs, out)
         return [jnp.where(self.raised[self.place], inputs[0], out[0])] if _reduces(equation) else out
 
-    def _or_whole(self, equation: Any, inputs: list[Any], out: list[Any]) -> list[Any]:
+    def _or_whole(self, equation: jex.JaxprEqn, inputs: list[Any], out: list[Any]) -> list[Any]:
         """Return a product of float32 operands where its line is raised, with the same draws."""
         how, self.how = self.how, replace(self.how, unit="any", made=None)
         self.count -= 1
@@ -131,29 +134,29 @@ class _Raised(Emulated):
         self.how = how
         return [jnp.where(self.raised[self.place], x, y) for x, y in zip(product, out, strict=True)]
 
-    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+    def store(self, variable: jex.Var | jex.Literal, x: jax.Array, factor: float) -> Any:
         """Return a result as its format holds it, or float32 where that is raised."""
-        narrow = super().stored(variable, x, factor)
+        narrow = super().store(variable, x, factor)
         if not _narrow(variable):
             return narrow
         if self.moved:
             return x
         if self.place is None:
             return narrow
-        return jnp.where(self.raised[self.place], rounded(x, WIDE, factor), narrow)
+        return jnp.where(self.raised[self.place], round_once(x, WIDE, factor), narrow)
 
 
-def in_parts(equation: Any, how: Realisation) -> bool:
+def in_parts(equation: jex.JaxprEqn, how: Realisation) -> bool:
     """Whether a device makes a product of narrower parts of float32 operands: below the highest precision."""
-    return how.unit in ("matrix", "gpu") and equation.primitive.name in PRODUCTS and chosen(equation)
+    return how.unit in ("matrix", "gpu") and equation.primitive.name in PRODUCTS and is_compilers_choice(equation)
 
 
-def _reduces(equation: Any) -> bool:
+def _reduces(equation: jex.JaxprEqn) -> bool:
     """Whether an equation rounds to less than float32 and gives that in a wider format: no compiler leaves it out."""
     return equation.primitive.name == "reduce_precision" and equation.params["mantissa_bits"] < MANTISSA
 
 
-def _narrow(variable: Any) -> int:
+def _narrow(variable: jex.Var | jex.Literal) -> int:
     """Return the bytes of an element of a float format narrower than float32; 0 of others."""
     bits = float_bits(getattr(variable.aval, "dtype", None))
     return bits // 8 if bits < WIDE.itemsize * 8 else 0

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.sums import float_bits
-from precaudit.schema.records.devices import Way
+from precaudit.schema.records.devices import SplitSum, Way
 
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 Unrounded = Literal["none", "converted", "unshared", "all", "single"]
@@ -35,7 +35,8 @@ class Realisation:
     compiler has them that makes again in each fusion what several read: of two equations that read a result the second
     reads the other. ``flush``: the device makes 0 of subnormals (``transforms.subnormals``).
     ``narrow_products``: sums of products of narrow operands and results are rounded to their own format after every
-    term, which no program asks for.
+    term, which no program asks for. ``split``: products whose terms lie on several devices, by label: each part is
+    rounded to the product's format before parts are added.
     """
 
     unrounded: Unrounded = "none"
@@ -49,9 +50,10 @@ class Realisation:
     apart: bool = False
     flush: bool = False
     narrow_products: bool = False
+    split: Mapping[str, SplitSum] | None = None
 
 
 def elidable(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
-    casts = (e for e in equations(jaxpr) if e.primitive.name == "convert_element_type")
+    casts = (e for e in walk_equations(jaxpr) if e.primitive.name == "convert_element_type")
     return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)

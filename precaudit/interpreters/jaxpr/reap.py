@@ -4,11 +4,12 @@ A tap is ``jax.ad_checkpoint.checkpoint_name(x, name)``, an identity. The progra
 is rewritten so that the selected values become outputs; what is not selected stays as it was and costs nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,19 +17,19 @@ from jax.sharding import Sharding
 
 from precaudit.interpreters.jaxpr.jax_versions import (
     bind,
-    called,
-    closed,
+    body_of_call,
     manual_axes,
-    resized,
-    scanned,
+    open_jaxpr,
+    scan_counts,
     typed_as,
     varying,
     walk,
+    with_leading_axis,
 )
-from precaudit.interpreters.jaxpr.loops import mapped
+from precaudit.interpreters.jaxpr.loops import map_shards
 from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.rules import select_batched
-from precaudit.interpreters.jaxpr.sites import TAKEN, merged, numbered, sites, sites_of, unknown_tap
+from precaudit.interpreters.jaxpr.sites import TAKEN, merge_branches, sites, sites_of, unique_names, unknown_tap
 
 Taps = dict[str, Any]
 Transform = Callable[[str, jax.Array], jax.Array]
@@ -88,12 +89,14 @@ def reap(
         if missing == "error" and names and (unknown := min(names - known, default=None)) is not None:
             raise ValueError(unknown_tap(unknown, known))
         out, taps = reaper.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((args, kwargs)))
-        return jax.tree.unflatten(jax.tree.structure(shape), out), _named(numbered(sites(jaxpr.jaxpr, names)), taps)
+        return jax.tree.unflatten(jax.tree.structure(shape), out), _by_name(
+            unique_names(sites(jaxpr.jaxpr, names)), taps
+        )
 
     return collecting
 
 
-def _named(names: Iterable[str], taps: Iterable[Tap]) -> Taps:
+def _by_name(names: Iterable[str], taps: Iterable[Tap]) -> Taps:
     found: Taps = {}
     for name, tap in zip(names, taps, strict=True):
         found[name] = tap.value
@@ -111,10 +114,10 @@ class _Reaper:
     transform: Transform
     shards: tuple[str, ...] = ()  # the axes of the shard_map around, which every tap is made to vary over
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], list[Tap]]:
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], list[Tap]]:
         taps: list[Tap] = []
 
-        def step(equation: Any, inputs: list[Any]) -> list[Any]:
+        def step(equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
             if not sites_of(equation, self.names):
                 return bind(equation, inputs)
             if equation.primitive.name == "name":
@@ -126,7 +129,7 @@ class _Reaper:
 
         return walk(jaxpr, consts, args, step), taps
 
-    def each(self, x: Any) -> Any:
+    def each(self, x: jax.Array) -> Any:
         """Return a value as one of each shard."""
         return varying(x, self.shards) if self.shards else x
 
@@ -143,7 +146,7 @@ class _Reaper:
         taken = jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape)
         return Tap(typed_as(tap.value, shapes.value), self.each(typed_as(taken, shapes.taken)))
 
-    def enter(self, equation: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+    def enter(self, equation: jex.JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         """Evaluate an equation whose body holds a wanted tap."""
         name, params = equation.primitive.name, equation.params
         rules = {
@@ -153,11 +156,11 @@ class _Reaper:
         if name in rules:
             return rules[name](params, inputs)
         if name in CALLS:
-            return self.run(*called(params, CALLS[name]), inputs)
+            return self.run(*body_of_call(params, CALLS[name]), inputs)
         raise NotImplementedError(f"a selected tap lies inside {name}, which reap cannot enter")
 
-    def jit(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
-        jaxpr, consts = closed(params["jaxpr"])
+    def jit(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
 
         def body(*args: Any) -> tuple[list[Any], list[Tap]]:
             return self.run(jaxpr, consts, args)
@@ -172,25 +175,25 @@ class _Reaper:
         )
         return compiled(*inputs)
 
-    def remat(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
-        jaxpr, consts = closed(params["jaxpr"])
+    def remat(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
         how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
         return jax.checkpoint(lambda *a: self.run(jaxpr, consts, a), **how)(*inputs)
 
-    def scan(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
-        jaxpr, consts = closed(params["jaxpr"])
-        (n_consts, n_carry), length = scanned(params), params["length"]
+    def scan(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
+        (n_consts, n_carry), length = scan_counts(params), params["length"]
         shared, first, stacked = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
         how = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
         within = replace(self, layers=None)
 
-        def body(carry: Any, xs: Any) -> tuple[list[Any], list[Any], list[Tap]]:
+        def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Tap]]:
             out, taps = within.run(jaxpr, consts, [*shared, *carry, *xs])
             return out[:n_carry], out[n_carry:], taps
 
         if self.layers is None:
 
-            def every(carry: Any, xs: Any) -> tuple[Any, Any]:
+            def every(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
                 carry, ys, taps = body(carry, xs)
                 return carry, (ys, taps)
 
@@ -201,11 +204,11 @@ class _Reaper:
         kept = [i for i in self.layers if i < length]
         slots = np.full(length, len(kept), np.int32)
         slots[kept] = np.arange(len(kept))
-        xs_one = [resized(x, None) for x in stacked]
+        xs_one = [with_leading_axis(x, None) for x in stacked]
         shapes = jax.eval_shape(lambda c, x: body(c, x)[2], first, xs_one)
-        buffers = self.zeros(jax.tree.map(lambda s: resized(s, len(kept) + 1), shapes))
+        buffers = self.zeros(jax.tree.map(lambda s: with_leading_axis(s, len(kept) + 1), shapes))
 
-        def some(state: Any, xs: Any) -> tuple[Any, Any]:
+        def some(state: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, Any]:
             (carry, held), (slot, inner) = state, xs
             carry, ys, taps = body(carry, inner)
             held = jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, slot, 0), held, taps)
@@ -214,10 +217,10 @@ class _Reaper:
         (carry, buffers), ys = lax.scan(some, (first, buffers), (jnp.asarray(slots), stacked), **how)
         return [*carry, *ys], jax.tree.map(lambda x: x[:-1], buffers)
 
-    def while_loop(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+    def while_loop(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         """Run a loop, its condition evaluated where the state is made, so that its taps are those that decided."""
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        cond, body = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
+        cond, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
         for_cond, for_body, first = inputs[:n_cond], inputs[n_cond : n_cond + n_body], inputs[n_cond + n_body :]
         batched = cond[0].outvars[0].aval.shape != ()
 
@@ -225,33 +228,35 @@ class _Reaper:
             out, taps = self.run(*cond, [*for_cond, *values])
             return out[0], taps
 
-        def made(values: list[Any]) -> tuple[list[Any], list[Tap]]:
+        def body_step(values: list[Any]) -> tuple[list[Any], list[Tap]]:
             out, taps = self.run(*body, [*for_body, *values])
             return out, [t if t.taken is not None else Tap(t.value, self.each(jnp.asarray(True))) for t in taps]
 
-        def step(state: Any) -> Any:
+        def step(state: Sequence[Any]) -> Any:
             values, _, going, _ = state
-            new, taps = made(values)
+            new, taps = body_step(values)
             if batched:
                 new = [select_batched(going, a, b) for a, b in zip(new, values, strict=True)]
             return new, taps, *test(new)
 
         values, taps, _, last = lax.while_loop(
-            lambda state: jnp.any(state[2]), step, (first, self.zeros(jax.eval_shape(made, first)[1]), *test(first))
+            lambda state: jnp.any(state[2]),
+            step,
+            (first, self.zeros(jax.eval_shape(body_step, first)[1]), *test(first)),
         )
         return values, [*last, *taps]
 
-    def cond(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+    def cond(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         index, args = inputs[0], inputs[1:]
-        branches = [closed(b) for b in params["branches"]]
-        found, places = merged([sites(b, self.names) for b, _ in branches])
+        branches = [open_jaxpr(b) for b in params["branches"]]
+        found, places = merge_branches([sites(b, self.names) for b, _ in branches])
         calls = [lambda *a, b=b: self.run(b[0], b[1], a) for b in branches]
         shapes: dict[int, Tap] = {}
         for call, at in zip(calls, places, strict=True):
             for i, tap in zip(at, jax.eval_shape(call, *args)[1], strict=True):
                 shapes[i] = _wider(tap, shapes.get(i))
 
-        def filled(call: Callable[..., Any], at: list[int]) -> Callable[..., Any]:
+        def fill(call: Callable[..., Any], at: list[int]) -> Callable[..., Any]:
             def branch(*a: Any) -> Any:
                 out, taps = call(*a)
                 mine = dict(zip(at, taps, strict=True))
@@ -259,18 +264,18 @@ class _Reaper:
 
             return branch
 
-        made = [filled(call, at) for call, at in zip(calls, places, strict=True)]
+        made = [fill(call, at) for call, at in zip(calls, places, strict=True)]
         return lax.switch(index.astype(np.int32), made, *args)
 
-    def shard_map(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
-        jaxpr, consts = closed(params["jaxpr"])
+    def shard_map(self, params: Mapping[str, Any], inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
         axes = manual_axes(params)
         within = replace(self, shards=(*self.shards, *axes)) if params["check_vma"] else self
 
         def body(args: Sequence[Any], _: list[Any]) -> tuple[list[Any], list[Tap]]:
             return within.run(jaxpr, consts, args)
 
-        return mapped(body, params, inputs, [], params["check_vma"])
+        return map_shards(body, params, inputs, [], params["check_vma"])
 
 
 def _sharding(given: Any) -> Sharding | None:

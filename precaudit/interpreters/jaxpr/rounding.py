@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from precaudit.interpreters.jaxpr.sums import float_bits
 
@@ -26,16 +27,16 @@ UNMOVED = EXACT | {
 }  # fmt: skip
 
 
-def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
+def round_once(x: ArrayLike, dtype: DTypeLike, factor: float = 1.0) -> Any:
     """Return FP64 ``x`` rounded once to a narrower format, ties to even, subnormals as the format has them.
 
     ``factor``: round(x · factor) / factor, the same rounding on another grid.
     """
-    return _rounded(x, factor, dtype=dtype)
+    return _round_scaled(x, factor, dtype=dtype)
 
 
 @partial(jax.jit, static_argnames="dtype", inline=True)  # traced once for all equations of a shape
-def _rounded(x: Any, factor: Any, dtype: Any) -> Any:
+def _round_scaled(x: jax.Array, factor: jax.Array, dtype: DTypeLike) -> Any:
     info = jnp.finfo(dtype)
     if info.bits < 16:  # formats without infinities: the conversion knows them
         return (x * factor).astype(dtype).astype(np.float64) / factor
@@ -46,25 +47,25 @@ def _rounded(x: Any, factor: Any, dtype: Any) -> Any:
     return jnp.where(jnp.abs(y) < float(info.smallest_normal), whole, near) / factor
 
 
-def moved(x: Any, dtype: Any, factor: float, summed: bool = False) -> Any:
+def round_on_moved_grid(x: ArrayLike, dtype: DTypeLike, factor: float, summed: bool = False) -> Any:
     """Return FP64 ``x`` as a draw rounds it: on a grid moved by ``factor``, but left alone where the format has it.
 
     No rounding error is made of what a format holds: of whole numbers, powers of two, masks. ``summed``: a sum was
     made in float32, which has all such values: whole numbers alone are left.
     """
-    near = rounded(x, dtype)
+    near = round_once(x, dtype)
     if isinstance(factor, float) and factor == 1.0:
         return near
     held = near == x
     if summed:  # to 2**23 every half is a number of float32, too
         held &= (jnp.round(x) == x) & (jnp.abs(x) < 2.0**23)
-    return jnp.where(held, x, rounded(x, dtype, factor))
+    return jnp.where(held, x, round_once(x, dtype, factor))
 
 
-TO_BFLOAT16 = partial(rounded, dtype=jnp.bfloat16)
+TO_BFLOAT16 = partial(round_once, dtype=jnp.bfloat16)
 
 
-def holds(wide: Any, narrow: Any) -> bool:
+def holds(wide: DTypeLike, narrow: DTypeLike) -> bool:
     """Whether a float format has every value of another."""
     if not (float_bits(wide) and float_bits(narrow)):
         return False
@@ -73,6 +74,6 @@ def holds(wide: Any, narrow: Any) -> bool:
     return w.nmant >= n.nmant and w.maxexp >= n.maxexp and smallest[0] <= smallest[1]
 
 
-def of_parts(x: Any, function: Callable[[Any], Any]) -> Any:
+def each_part(x: Any, function: Callable[[Any], Any]) -> Any:
     """Return a function of FP64 values, or of each part of complex ones."""
     return lax.complex(function(x.real), function(x.imag)) if jnp.iscomplexobj(x) else function(x)

@@ -1,14 +1,15 @@
 """FP64 rules of single primitives: ``rule(run, params, inputs) → outputs``, inputs in FP64, ``run`` lifts a body."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.interpreters.jaxpr.jax_versions import closed
-from precaudit.interpreters.jaxpr.wide import wide
+from precaudit.interpreters.jaxpr.jax_versions import open_jaxpr
+from precaudit.interpreters.jaxpr.wide import wide_dtype
 
 Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
 Rule = Callable[[Run, Any, list[Any]], list[Any]]
@@ -21,56 +22,56 @@ SCATTERS = {
 MONOIDS = {"add": lax.add, "mul": lax.mul, "max": lax.max, "min": lax.min}
 
 
-def convert(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def convert(_run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Convert to the format written, FP64 for any float."""
-    return [lax.convert_element_type(inputs[0], wide(params["new_dtype"]))]
+    return [lax.convert_element_type(inputs[0], wide_dtype(params["new_dtype"]))]
 
 
-def same(_run: Run, _params: Any, inputs: list[Any]) -> list[Any]:
+def keep_operand(_run: Run, _params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Leave the operand as it is."""
     return inputs[:1]
 
 
-def nothing(_run: Run, _params: Any, _inputs: list[Any]) -> list[Any]:
+def nothing(_run: Run, _params: Mapping[str, Any], _inputs: list[Any]) -> list[Any]:
     """Give no value."""
     return []
 
 
-def zeros(_run: Run, params: Any, _inputs: list[Any]) -> list[Any]:
+def zeros(_run: Run, params: Mapping[str, Any], _inputs: list[Any]) -> list[Any]:
     """Give zeros for what has no value yet."""
-    return [jnp.zeros(params.get("shape", ()), wide(params["dtype"]))]
+    return [jnp.zeros(params.get("shape", ()), wide_dtype(params["dtype"]))]
 
 
-def bitcast(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def read_bits(_run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Read an integer's bits."""
     made = lax.bitcast_convert_type(inputs[0], params["new_dtype"])
-    return [made.astype(wide(made.dtype))]
+    return [made.astype(wide_dtype(made.dtype))]
 
 
-def monoid_of(params: Any) -> str:
+def monoid_of(params: Mapping[str, Any]) -> str:
     """Return the operation of two elements that a reducer is, such as ``add``; "" of any other function."""
-    body = closed(params["jaxpr"])[0]
+    body = open_jaxpr(params["jaxpr"])[0]
     if len(body.eqns) != 1 or len(body.invars) != 2 or body.eqns[0].invars != body.invars:
         return ""
     name = str(body.eqns[0].primitive.name)
     return name if body.eqns[0].outvars == body.outvars and name in MONOIDS else ""
 
 
-def _reducer(run: Run, params: Any, consts: Sequence[Any] = ()) -> Callable[[Any, Any], Any]:
+def _reducer(run: Run, params: Mapping[str, Any], consts: Sequence[Any] = ()) -> Callable[[Any, Any], Any]:
     """Return a reduction's function of two elements each; where it is a single operation, that."""
     if name := monoid_of(params):
         return lambda a, b: (MONOIDS[name](*a, *b),)
-    return lambda a, b: tuple(run(*closed(params["jaxpr"], consts), [*a, *b]))
+    return lambda a, b: tuple(run(*open_jaxpr(params["jaxpr"], consts), [*a, *b]))
 
 
-def reduce(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def lift_reduce(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Reduce by the lifted reducer; operands [n arrays] and their initial values."""
     n = len(inputs) // 2
     reducer = _reducer(run, params)
     return list(lax.reduce(tuple(inputs[:n]), tuple(inputs[n:]), reducer, params["dimensions"]))
 
 
-def reduce_window(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def lift_reduce_window(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Reduce windows by the lifted reducer; operands [n arrays] and their initial values."""
     n = len(inputs) // 2
     reducer = _reducer(run, params, params.get("consts", ()))
@@ -80,13 +81,15 @@ def reduce_window(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     )  # fmt: skip
 
 
-def scatter(name: str) -> Rule:
+def scatter_rule(name: str) -> Rule:
     """Return the rule of a scatter; raises ValueError for an update that is neither its own nor of one element."""
 
-    def rule(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    def rule(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
         keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
         how = {k: params[k] for k in keys}
-        body, consts = closed(params["update_jaxpr"], params["update_consts"]) if params["update_jaxpr"] else (None, ())
+        body, consts = (
+            open_jaxpr(params["update_jaxpr"], params["update_consts"]) if params["update_jaxpr"] else (None, ())
+        )
         if name != "scatter" or body is None or body.outvars == body.invars[1:]:
             return [SCATTERS[name](*inputs, **how)]
         if _reads(body, body.invars[1]):
@@ -103,11 +106,11 @@ def scatter(name: str) -> Rule:
     return rule
 
 
-def _reads(body: Any, variable: Any) -> bool:
+def _reads(body: jex.Jaxpr, variable: jex.Var | jex.Literal) -> bool:
     return variable in body.outvars or any(variable is v for e in body.eqns for v in e.invars)
 
 
-def linear_solve(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def linear_solve(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Solve by the lifted solver, derivatives by the lifted operator."""
     jaxprs, lengths = params["jaxprs"], params["const_lengths"]
     rest, parts = list(inputs), {}
@@ -117,13 +120,13 @@ def linear_solve(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
 
     def solver(name: str) -> Callable[..., Any]:
         def solve(_: Any, b: Any) -> Any:
-            out = run(*closed(getattr(jaxprs, name)), [*parts[name], *b])
+            out = run(*open_jaxpr(getattr(jaxprs, name)), [*parts[name], *b])
             return out[:n], out[n:]
 
         return solve
 
     x, others = lax.custom_linear_solve(
-        lambda x: run(*closed(jaxprs.matvec), [*parts["matvec"], *x]),
+        lambda x: run(*open_jaxpr(jaxprs.matvec), [*parts["matvec"], *x]),
         rest,
         solver("solve"),
         None if jaxprs.transpose_solve is None else solver("transpose_solve"),
@@ -132,18 +135,18 @@ def linear_solve(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     return [*x, *others]
 
 
-def select_batched(chosen: Any, new: Any, old: Any) -> Any:
+def select_batched(chosen: jax.Array, new: jax.Array, old: jax.Array) -> Any:
     """Choose elements by a batched predicate, whose axes lead."""
     axes = tuple(range(chosen.ndim, jax.numpy.ndim(new)))
     return jnp.where(jnp.expand_dims(chosen, axes), new, old)
 
 
-def psum(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def psum(_run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Sum over the axes of a mesh."""
     return [lax.psum(inputs[0], params["axes"])]
 
 
-def all_gather(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def all_gather(_run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[Any]:
     """Put the shards along axes of a mesh together."""
     at, tiled = params["all_gather_dimension"], params["tiled"]
     return [lax.all_gather(inputs[0], params["axis_name"], axis=at, tiled=tiled)]
@@ -151,8 +154,8 @@ def all_gather(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
 
 RULES: dict[str, Rule] = {
     "psum_invariant": psum, "all_gather_invariant": all_gather, "pvary": lambda _run, _params, inputs: inputs,
-    "convert_element_type": convert, "reduce_precision": same, "layout_constraint": same,
-    "bitcast_convert_type": bitcast, "reduce": reduce, "reduce_window": reduce_window,
+    "convert_element_type": convert, "reduce_precision": keep_operand, "layout_constraint": keep_operand,
+    "bitcast_convert_type": read_bits, "reduce": lift_reduce, "reduce_window": lift_reduce_window,
     "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,
     "inspect_sharding": nothing, "dce_sink": nothing, "empty": zeros, "empty2": zeros,
-} | {name: scatter(name) for name in SCATTERS}  # fmt: skip
+} | {name: scatter_rule(name) for name in SCATTERS}  # fmt: skip

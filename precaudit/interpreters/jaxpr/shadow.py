@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from precaudit.interpreters.jaxpr import large
-from precaudit.interpreters.jaxpr.jax_versions import bind, called, source, walk
+from precaudit.interpreters.jaxpr.jax_versions import bind, body_of_call, source, walk
 from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
 from precaudit.interpreters.jaxpr.primitives import PRODUCTS, lifting
 from precaudit.interpreters.jaxpr.rules import RULES
-from precaudit.interpreters.jaxpr.wide import given, traced_as, up, wide
+from precaudit.interpreters.jaxpr.wide import argument_value, traced_as, up, wide_dtype
 
 # Parameters that name a format.
 DTYPES = ("preferred_element_type", "dtype", "new_dtype", "accum_dtype", "out_dtype", "input_dtype")
@@ -48,7 +50,7 @@ def refusal(error: Exception) -> str:
     return error.said if isinstance(error, CannotLift) else str(error)
 
 
-def refused_of(equation: Any) -> CannotLift | None:
+def refused_of(equation: jex.JaxprEqn) -> CannotLift | None:
     """Return why an equation has no FP64 meaning of its own, None where it has one."""
     name = equation.primitive.name
     how = lifting(name)
@@ -59,7 +61,7 @@ def refused_of(equation: Any) -> CannotLift | None:
     return None
 
 
-def _name_of(equation: Any) -> str:
+def _name_of(equation: jex.JaxprEqn) -> str:
     """Return a primitive's name, or a Pallas kernel's."""
     name, params = equation.primitive.name, equation.params
     return name if name != "pallas_call" else str(params.get("name") or params.get("name_and_src_info") or "")
@@ -86,16 +88,16 @@ def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None)
     """
     known = dict(lift or {})
 
-    def lifted(*args: Any, **kwargs: Any) -> Any:
-        jaxpr, structure = traced(function, args, kwargs)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        jaxpr, structure = trace_jaxpr(function, args, kwargs)
         with jax.enable_x64(True):
             out = Shadow(known).run(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs))
             return jax.tree.unflatten(structure, [up(x) for x in out])
 
-    return lifted
+    return evaluate
 
 
-def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def trace_jaxpr(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the jaxpr of a function on arguments of 32 bits or less, and the structure of its output."""
     with jax.enable_x64(False):
         seen, named = jax.tree.map(traced_as, (tuple(args), dict(kwargs)))
@@ -103,20 +105,22 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     return jaxpr, jax.tree.structure(shape)
 
 
-def leaves(jaxpr: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def leaves(jaxpr: jex.ClosedJaxpr, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments a traced jaxpr takes, in its order."""
-    return [given(x, a) for x, a in zip(jax.tree.leaves((tuple(args), dict(kwargs))), jaxpr.in_avals, strict=True)]
+    return [
+        argument_value(x, a) for x, a in zip(jax.tree.leaves((tuple(args), dict(kwargs))), jaxpr.in_avals, strict=True)
+    ]
 
 
-def literal(variable: Any) -> Any:
+def literal(variable: jex.Literal) -> Any:
     """Return a literal's value in its own format."""
     return np.asarray(variable.val, variable.aval.dtype)
 
 
-def _as_stored(equation: Any, inputs: Sequence[Any]) -> bool:
+def _as_stored(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> bool:
     """Whether an equation's first operand is still in its own narrow format: what is cut out of it is lifted alone."""
     x, aval = inputs[0], equation.invars[0].aval
-    return getattr(x, "dtype", None) == aval.dtype != wide(aval.dtype)
+    return getattr(x, "dtype", None) == aval.dtype != wide_dtype(aval.dtype)
 
 
 class Shadow:
@@ -125,62 +129,64 @@ class Shadow:
     def __init__(self, lift: Mapping[str, Lift]) -> None:
         self.lift = lift
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr; arguments and constants narrow or lifted."""
         return walk(jaxpr, consts, args, self.equation, literal)
 
-    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one equation."""
         name, params = equation.primitive.name, equation.params
         named = _name_of(equation)
         for key, meaning in self.lift.items():
             if key == name or (name == "pallas_call" and key in named):
                 found = meaning(*map(up, inputs))
-                return _checked(equation, [up(x) for x in (found if isinstance(found, list | tuple) else [found])])
+                return _check_results(
+                    equation, [up(x) for x in (found if isinstance(found, list | tuple) else [found])]
+                )
         if (refused := refused_of(equation)) is not None:
             raise refused
         how = lifting(name)
         if how.kind == "call":
-            return self.run(*called(params, how.body), inputs)
+            return self.run(*body_of_call(params, how.body), inputs)
         if name in LOOPS:
-            return LOOPS[name](self.run, _lifted, params, inputs)
+            return LOOPS[name](self.run, _lift_array, params, inputs)
         if name == "shard_map":
-            return shard_map(self.run, _lifted, params, inputs)
+            return shard_map(self.run, _lift_array, params, inputs)
         if name in MOVES | SLICES and _as_stored(equation, inputs):
             moved = bind(equation, inputs)
-            return moved if name in MOVES else _checked(equation, [up(x) for x in moved])
+            return moved if name in MOVES else _check_results(equation, [up(x) for x in moved])
         return self.operation(equation, [x if large.stays(equation, i, x) else up(x) for i, x in enumerate(inputs)])
 
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+    def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation on lifted operands; what it raises and what it gives wrongly are CannotLift."""
         name = equation.primitive.name
         try:
             if any(large.stays(equation, i, x) for i, x in enumerate(inputs)):
-                out = [large.product(equation, inputs)]
+                out = [large.large_product(equation, inputs)]
             elif name in RULES:
                 out = RULES[name](self.run, equation.params, inputs)
             else:
-                out = bind(equation, inputs, _raised(equation))
+                out = bind(equation, inputs, _raised_params(equation))
         except (TypeError, ValueError, NotImplementedError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CannotLift(name, why, source(equation)) from error
-        return _checked(equation, out)
+        return _check_results(equation, out)
 
 
-def _lifted(x: Any) -> Any:
+def _lift_array(x: ArrayLike) -> Any:
     """Return what a loop carries: lifted, and an array."""
     return up(jnp.asarray(x))
 
 
-def _raised(equation: Any) -> dict[str, Any]:
+def _raised_params(equation: jex.JaxprEqn) -> dict[str, Any]:
     """Return an equation's parameters with formats raised, and without the precision of a product."""
-    params = {k: wide(v) if k in DTYPES and v is not None else v for k, v in equation.params.items()}
+    params = {k: wide_dtype(v) if k in DTYPES and v is not None else v for k, v in equation.params.items()}
     return params | ({"precision": None} if equation.primitive.name in PRODUCTS.split() else {})
 
 
-def _checked(equation: Any, out: list[Any]) -> list[Any]:
+def _check_results(equation: jex.JaxprEqn, out: list[Any]) -> list[Any]:
     """Return an equation's results; raises CannotLift unless they have its shapes and its formats, lifted."""
-    wanted = [(wide(v.aval.dtype), v.aval.shape) for v in equation.outvars if hasattr(v.aval, "dtype")]
+    wanted = [(wide_dtype(v.aval.dtype), v.aval.shape) for v in equation.outvars if hasattr(v.aval, "dtype")]
     made = [(x.dtype, np.shape(x)) for x in out if hasattr(x, "dtype")]
     if made != wanted or len(out) != len(equation.outvars):
         told = [", ".join(f"{dtype}{list(shape)}" for dtype, shape in each) for each in (made, wanted)]

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any, NamedTuple
 
-from precaudit.interpreters.jaxpr.jax_versions import bodies, closed, manual_axes
+from precaudit.interpreters.jaxpr.jax_versions import bodies, manual_axes, open_jaxpr
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
 STATE = "@"  # begins the names of taps that say what a loop decided: no points, but recorded beside them
@@ -41,7 +41,7 @@ def sites_of(equation: Any, names: Collection[str] | None = None) -> tuple[Site,
         aval, tap = equation.outvars[0].aval, params["name"]
         return (Site(tap, (), tuple(aval.shape), aval.dtype),) if names is None or tap in names else ()
     if name == "cond":
-        return merged([sites(closed(b)[0], names) for b in params["branches"]])[0]
+        return merge_branches([sites(open_jaxpr(b)[0], names) for b in params["branches"]])[0]
     keys = ("cond_jaxpr", "body_jaxpr") if name == "while" else params
     found = [s for key in keys for body in bodies(params[key]) for s in sites(body, names)]
     if name == "scan":
@@ -52,7 +52,7 @@ def sites_of(equation: Any, names: Collection[str] | None = None) -> tuple[Site,
     return tuple(s if name in CALLS else s._replace(inside=name) for s in found)
 
 
-def merged(branches: Sequence[Sequence[Site]]) -> tuple[tuple[Site, ...], list[list[int]]]:
+def merge_branches(branches: Sequence[Sequence[Site]]) -> tuple[tuple[Site, ...], list[list[int]]]:
     """Return the taps of a cond and, for every branch, the place of each of its taps among them.
 
     A tap of the same name, stacking, shape and format in several branches is one; another shape or format is another.
@@ -69,7 +69,7 @@ def merged(branches: Sequence[Sequence[Site]]) -> tuple[tuple[Site, ...], list[l
     return tuple(site for site, _ in places), maps
 
 
-def numbered(found: Sequence[Site]) -> list[str]:
+def unique_names(found: Sequence[Site]) -> list[str]:
     """Return the taps' names as keys: a name met again gets #1, #2, … in program order."""
     given: dict[str, None] = {}
     for site in found:

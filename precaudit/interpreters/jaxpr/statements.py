@@ -23,9 +23,9 @@ class _File(NamedTuple):
     scopes: tuple[tuple[Position, Position, frozenset[str]], ...]
 
 
-def assigned(file: str, line: int, column: int) -> str:
+def assigned_variable(file: str, line: int, column: int) -> str:
     """Return the first variable that the statement at a place assigns; empty where it assigns none."""
-    here = [x for x in _read(file).statements if x[0] <= (line, column) < x[1]]
+    here = [x for x in _parse(file).statements if x[0] <= (line, column) < x[1]]
     return max(here)[2] if here else ""
 
 
@@ -35,7 +35,7 @@ def module_called(file: str, line: int, column: int, code: str, by_self: bool) -
     ``code``: the function that runs then; one of that very name is a method, or a function. ``by_self``: of those that
     ``self`` holds alone, or that are made there.
     """
-    every = _read(file).calls.get((line, column), ())
+    every = _parse(file).calls.get((line, column), ())
     if not every:
         return ""
     inner, name = every[-1], _name(every[-1].func)
@@ -57,9 +57,9 @@ def _root(node: Any) -> str:
 
 def hands_on(file: str, line: int, column: int) -> bool:
     """Whether a place calls a function that its own was handed, with all that it was given: ``return fn(*args)``."""
-    if assigned(file, line, column) not in {"", *PLAIN}:
+    if assigned_variable(file, line, column) not in {"", *PLAIN}:
         return False
-    found = _read(file)
+    found = _parse(file)
     handed = {n for start, end, names in found.scopes if start <= (line, column) < end for n in names}
     return any(
         isinstance(call.func, ast.Name)
@@ -70,7 +70,7 @@ def hands_on(file: str, line: int, column: int) -> bool:
 
 
 @cache
-def _read(file: str) -> _File:
+def _parse(file: str) -> _File:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))  # which holds the cells of notebooks, too
     except (SyntaxError, ValueError):

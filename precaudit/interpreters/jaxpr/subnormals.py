@@ -8,8 +8,10 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 # They move bits and compute nothing: subnormal operands come through.
@@ -30,23 +32,23 @@ def device_flushes() -> bool:
     return float(as_result) == 0 and float(as_operand) == 0
 
 
-def flushes(dtype: Any) -> bool:
+def flushes(dtype: DTypeLike) -> bool:
     """Whether a format has float32's exponents: bfloat16 and itself; float16 is computed in float32, FP64 is ours."""
     return dtype in (np.float32, jnp.bfloat16)
 
 
-def flushed(x: Any, dtype: Any) -> Any:
+def flush_subnormals(x: ArrayLike, dtype: DTypeLike) -> Any:
     """Return FP64 values of a format with 0 for those that are subnormal in it."""
     if not flushes(dtype) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return x
-    return _zeroed(x)
+    return _flush_narrow(x)
 
 
 @partial(jax.jit, inline=True)  # traced once for all equations of a shape
-def _zeroed(x: Any) -> Any:
+def _flush_narrow(x: jax.Array) -> Any:
     return jnp.where(jnp.abs(x) < SMALLEST, 0.0, x)
 
 
-def read(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+def flush_operands(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     """Return an equation's operands as a device that flushes reads them."""
-    return [flushed(x, getattr(v.aval, "dtype", None)) for v, x in zip(equation.invars, inputs, strict=True)]
+    return [flush_subnormals(x, getattr(v.aval, "dtype", None)) for v, x in zip(equation.invars, inputs, strict=True)]

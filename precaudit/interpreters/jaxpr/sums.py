@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
-from precaudit.interpreters.jaxpr.jax_versions import bind, equations
+from precaudit.interpreters.jaxpr.jax_versions import bind, walk_equations
 from precaudit.interpreters.jaxpr.primitives import PRODUCTS
 from precaudit.interpreters.jaxpr.rules import RULES, monoid_of
-from precaudit.interpreters.jaxpr.wide import wide
+from precaudit.interpreters.jaxpr.wide import wide_dtype
 
 Ordered = Callable[..., Any]  # order(x, axis, n=n): an array with one of its axes, a sum's n-th, in another order
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
@@ -32,32 +35,32 @@ OWN = {
 }  # fmt: skip
 
 
-def float_bits(dtype: Any) -> int:
+def float_bits(dtype: DTypeLike) -> int:
     """Return the width of a float format; 0 of others, and of None."""
     if dtype is None:
         return 0
     return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
-def sums_narrow(jaxpr: Any) -> bool:
+def sums_narrow(jaxpr: jex.Jaxpr) -> bool:
     """Whether a jaxpr, or a body in it, sums in a narrow format what it does not convert before."""
-    return any(map(narrow_sum, equations(jaxpr)))
+    return any(map(narrow_sum, walk_equations(jaxpr)))
 
 
-def narrow_sum(equation: Any) -> bool:
+def narrow_sum(equation: jex.JaxprEqn) -> bool:
     """Whether an equation adds or multiplies up terms, and its format has less than 32 bits."""
     adds = equation.primitive.name in OWN or monoid(equation) in ("add", "mul")
     return adds and 8 < float_bits(equation.outvars[0].aval.dtype) < 32
 
 
-def monoid(equation: Any) -> str:
+def monoid(equation: jex.JaxprEqn) -> str:
     """Return the operation that a reduction is of, such as ``add``; "" where it is none, or of several arrays."""
     if equation.primitive.name not in ("reduce", "reduce_window") or len(equation.outvars) > 1:
         return ""
     return monoid_of(equation.params)
 
 
-def in_single(equation: Any) -> bool:
+def sums_in_single(equation: jex.JaxprEqn) -> bool:
     """Whether an equation sums floats of 32 bits or less, or is a formula of the platform's own."""
     if equation.primitive.name not in LINEAR.keys() | LIBRARY and monoid(equation) != "add":
         return False
@@ -65,7 +68,7 @@ def in_single(equation: Any) -> bool:
     return 0 < float_bits(dtype) <= 32 or bool(dtype == np.complex64)
 
 
-def summed(equation: Any, inputs: Sequence[Any], factor: Any, order: Ordered | None) -> list[Any]:
+def sum_in_single(equation: jex.JaxprEqn, inputs: Sequence[Any], factor: ArrayLike, order: Ordered | None) -> list[Any]:
     """Return what an equation gives in float32, lifted; of what is linear times ``factor`` inside.
 
     ``order``: what puts the terms of a sum into another order, axis by axis (None: as they are). Of terms that are
@@ -82,10 +85,10 @@ def summed(equation: Any, inputs: Sequence[Any], factor: Any, order: Ordered | N
             for n, (axis, groups) in enumerate(axes):
                 narrow[i] = _in_groups(narrow[i], axis, groups, partial(order, n=n))
     made = RULES[name](None, params, narrow) if name in RULES else bind(equation, narrow, params)  # type: ignore[arg-type]
-    return [_lifted(x) / factor if linear else _lifted(x) for x in made]
+    return [_lift_array(x) / factor if linear else _lift_array(x) for x in made]
 
 
-def _axes(equation: Any) -> Iterable[Sequence[tuple[int, int]]]:
+def _axes(equation: jex.JaxprEqn) -> Iterable[Sequence[tuple[int, int]]]:
     """Return the axes that each operand is summed over, with how many groups of them are summed each by itself."""
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
@@ -98,7 +101,7 @@ def _axes(equation: Any) -> Iterable[Sequence[tuple[int, int]]]:
     return []
 
 
-def own(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> list[Any]:
+def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> list[Any]:
     """Return a sum rounded to its own format after every term, lifted.
 
     ``reduce_sum`` as XLA:CPU adds; others as the platform makes them in that format.
@@ -109,10 +112,10 @@ def own(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> l
     narrow = [stored(x).astype(dtype) if float_bits(x.dtype) else x for x in inputs]
     name = equation.primitive.name
     made = RULES[name](None, equation.params, narrow) if name in RULES else bind(equation, narrow)  # type: ignore[arg-type]
-    return [_lifted(x) for x in made]
+    return [_lift_array(x) for x in made]
 
 
-def own_sum(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+def own_sum(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
     """Return the sum over axes rounded after every term, as XLA:CPU adds: by windows of 32 while an axis is longer.
 
     Windows are padded on both sides as ``lax.reduce_window`` does for SAME (XLA's tree reduction; bit for bit).
@@ -127,26 +130,26 @@ def own_sum(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
     return _term_by_term(x, axes, stored)
 
 
-def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+def _term_by_term(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
     """Return the sum over axes, rounded after every term, in the order in which they lie."""
     kept = [i for i in range(x.ndim) if i not in axes]
     terms = jnp.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[i] for i in kept))
     return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
 
 
-def _in_groups(x: Any, axis: int, groups: int, order: Callable[[Any, int], Any]) -> Any:
+def _in_groups(x: jax.Array, axis: int, groups: int, order: Callable[[Any, int], Any]) -> Any:
     """Return an array with an axis in another order, the same in each of its groups."""
     split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return order(split, axis + 1).reshape(x.shape)
 
 
-def _single(dtype: Any) -> Any:
+def _single(dtype: DTypeLike) -> Any:
     return np.dtype(np.complex64 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float32)
 
 
-def _narrow(x: Any) -> Any:
+def _narrow(x: jax.Array) -> Any:
     return x.astype(_single(x.dtype)) if x.dtype in (np.float64, np.complex128) else x
 
 
-def _lifted(x: Any) -> Any:
-    return x.astype(wide(x.dtype))
+def _lift_array(x: jax.Array) -> Any:
+    return x.astype(wide_dtype(x.dtype))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from precaudit.errors import UserError, nearest
-from precaudit.interpreters.jaxpr.bounded import Loop, bounded_while, loops_of, unreachable
+from precaudit.interpreters.jaxpr.bounded import Loop, bounded_while, tapped_loops, unreachable
 from precaudit.interpreters.jaxpr.evaluated import Evaluated
 from precaudit.interpreters.jaxpr.own import Own, own_taps
 from precaudit.interpreters.jaxpr.plan import Plan, Tag
@@ -50,7 +50,7 @@ def _floats(s: Site) -> bool:
     return bool(jnp.issubdtype(s.dtype, jnp.floating))
 
 
-def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: Collection[str]) -> dict[Any, Tag]:
+def _rename_tags(names: dict[Any, Tag], renamed: Mapping[str, str], own: Collection[str]) -> dict[Any, Tag]:
     """Return automatic taps under other names; ``own``: the program's. Raises UserError."""
     known = dict.fromkeys(tag.name for tag in names.values())
     other: dict[str, str] = {}
@@ -74,7 +74,7 @@ def _in(only: Collection[str], name: str) -> bool:
     return name in only or name.startswith(STATE)
 
 
-def tagged(
+def tag_program(
     function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None,
     carried: bool = False, iterations: Mapping[str, int] | None = None, taps: Which | None = None,
     only: Collection[str] | None = None,
@@ -104,20 +104,22 @@ def tagged(
     if taps != "own" or carried:
         weights = len(jax.tree.leaves(params))
         plan.covered.update(jaxpr.jaxpr.invars)
+        for v, x in zip(jaxpr.jaxpr.invars[weights:], jax.tree.leaves(inputs), strict=True):
+            plan.whole.given(v, x)
         plan.walk(jaxpr.jaxpr, [i < weights for i in range(len(jaxpr.jaxpr.invars))])
     if taps != "own":
         plan.results(jaxpr.jaxpr)
         plan.counts()
     if renamed:
-        plan.names = _renamed(plan.names, renamed, own.equations)
+        plan.names = _rename_tags(plan.names, renamed, own.equations)
     names = {v: tag.name for v, tag in plan.names.items() if only is None or _in(only, tag.name)}
     kept = () if taps == "automatic" else only
     automatic = Evaluated(names)
 
-    def tapped(body: Any) -> bool:
+    def has_taps(body: Any) -> bool:
         return (bool(own.equations) and bool(sites(body, kept))) or (taps != "own" and automatic.touches(body))
 
-    loops = loops_of(jaxpr.jaxpr, tapped)
+    loops = tapped_loops(jaxpr.jaxpr, has_taps)
     known = plan.own_tags(own.equations) | {tag.name: tag for tag in plan.names.values()}
     steps = {loop.name: (iterations or {}).get(loop.name, 1) for loop in loops.values()}
     run = Evaluated(
@@ -148,8 +150,8 @@ def capturing(made: Tagged, layers: Sequence[int] | None = None) -> Callable[...
         return reap(made.call, {s.name for s in (*made.sites, *made.states)} if made.aside else None, layers)
     decided = reap(made.call, {s.name for s in made.states})
 
-    def captured(*args: Any) -> tuple[Any, Taps]:
+    def capture(*args: Any) -> tuple[Any, Taps]:
         (out, states), taps = reap(decided, {s.name for s in made.sites}, layers)(*args)
         return out, taps | states
 
-    return captured
+    return capture

@@ -3,13 +3,15 @@
 They share calls and scans, so that equal operations lie in one computation, where the compiler merges them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
-from precaudit.interpreters.jaxpr.jax_versions import called, closed, scanned, walk
+from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr, scan_counts, walk
 from precaudit.interpreters.jaxpr.plant import Planted, planting
 from precaudit.interpreters.jaxpr.primitives import lifting
 from precaudit.interpreters.jaxpr.shadow import literal
@@ -21,7 +23,7 @@ Told = tuple[Any, ...]  # what each interpreter tells of a tap
 Keep = Callable[[Any, Told], Told]
 
 
-def together(
+def evaluate_together(
     function: Callable[..., Any], interpreters: Sequence[Interpreter], keep: Keep, steps: Sequence[int] | None = None
 ) -> Callable[..., dict[str, Told]]:
     """Return ``g(values, *args) → {tap: what is kept}``; ``values``, ``steps`` as ``planting``.
@@ -40,29 +42,29 @@ class Together(Planted):
         super().__init__({}, "read", names)
         self.runs, self.keep = runs, keep
 
-    def planted(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
+    def evaluate(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Evaluate an open jaxpr; where some steps alone have values, by each interpreter by itself."""
         if self.steps is None:
             return self.in_step(jaxpr, consts, [self.alike(x) for x in args], values)
         for run in self.runs:
             run.steps = self.steps
-        return self.joined([run.planted(jaxpr, consts, args, values) for run in self.runs], values)
+        return self.join([run.evaluate(jaxpr, consts, args, values) for run in self.runs], values)
 
-    def alike(self, x: Any) -> tuple[Any, ...]:
+    def alike(self, x: ArrayLike) -> tuple[Any, ...]:
         """Return a value that all interpreters have."""
         return (x,) * len(self.runs)
 
     def in_step(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[tuple[Any, ...]], values: Sequence[Any]
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[tuple[Any, ...]], values: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Evaluate an open jaxpr whose arguments are each interpreter's own."""
         rest, told = list(values), []
         for run in self.runs:
             run.entering(jaxpr)
 
-        def step(equation: Any, inputs: list[Any]) -> list[Any]:
+        def step(equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
             count = len(sites_of(equation, self.names))
             mine, rest[:] = rest[:count], rest[count:]
             own = [[x[i] for x in inputs] for i in range(len(self.runs))]
@@ -70,37 +72,39 @@ class Together(Planted):
                 told.extend(mine)
                 made = [run.equation(equation, x) for run, x in zip(self.runs, own, strict=True)]
                 return list(zip(*made, strict=True))
-            out, errors = self.entered(equation, inputs, own, mine)
+            out, errors = self.enter_together(equation, inputs, own, mine)
             told.extend(errors)
             return out
 
         return walk(jaxpr, [self.alike(c) for c in consts], args, step, lambda v: self.alike(literal(v))), told
 
-    def entered(
-        self, equation: Any, inputs: list[Any], own: list[list[Any]], values: list[Any]
+    def enter_together(
+        self, equation: jex.JaxprEqn, inputs: list[Any], own: list[list[Any]], values: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Evaluate an equation that is a planted tap or has one inside: calls and scans once for all interpreters."""
         name, params = equation.primitive.name, equation.params
         given = any(name in run.lift for run in self.runs)
         if name == "scan" and not given:
-            return self.stacked(params, own, values)
+            return self.run_scan(params, own, values)
         if lifting(name).kind == "call" and not given:
-            return self.in_step(*called(params, lifting(name).body), inputs, values)
-        return self.joined([run.enter(equation, x, values) for run, x in zip(self.runs, own, strict=True)], values)
+            return self.in_step(*body_of_call(params, lifting(name).body), inputs, values)
+        return self.join([run.enter(equation, x, values) for run, x in zip(self.runs, own, strict=True)], values)
 
-    def joined(self, made: Sequence[tuple[list[Any], list[Any]]], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def join(self, made: Sequence[tuple[list[Any], list[Any]]], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return outputs as tuples of all interpreters', and what is kept of taps; None of one of which none tells."""
         out = list(zip(*(each for each, _ in made), strict=True))
         told = zip(values, *(t for _, t in made), strict=True)
         return out, [None if all(e is None for e in each) else self.keep(value, tuple(each)) for value, *each in told]
 
-    def stacked(self, params: Any, own: list[list[Any]], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def run_scan(
+        self, params: Mapping[str, Any], own: list[list[Any]], values: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """Run a scan for all interpreters; what they all read is sliced once."""
-        jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = scanned(params)
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
+        n_consts, n_carry = scan_counts(params)
         slices = {id(x): x for each in own for x in each[n_consts + n_carry :]}
 
-        def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:
+        def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], Any]:
             cut = dict(zip(slices, xs[0], strict=True))
             args = [
                 [*each[:n_consts], *state, *(cut[id(x)] for x in each[n_consts + n_carry :])]

@@ -5,13 +5,18 @@ Positions, counts and indices that a format of 16 bits or less holds are whole n
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf, prod
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
 from precaudit.interpreters.jaxpr.sums import float_bits
+from precaudit.numbers.arrays import widen
 
 # Of whole numbers they make whole numbers.
 MOVES = {
@@ -22,13 +27,16 @@ MOVES = {
 COUNTS = {"add", "cumsum", "mul", "reduce_sum", "sub"}  # what is larger than all that they are made of
 MAKES = MOVES | COUNTS | {"abs", "ceil", "convert_element_type", "floor", "iota", "neg", "rem", "round", "sign"}
 
+FIRST = 1024  # elements of an input that are looked at before all of them are
+
 
 @dataclass
-class Whole:
+class WholeNumbers:
     """Variables that are whole numbers; ``counts``: those in a narrow format, as their makers hold them, in order.
 
     ``passed``: those of which other whole numbers in floats are made: what these hold says more. ``free``: variables
-    that are made of literals alone; ``constant``: of one literal, moved or converted.
+    that are made of literals alone; ``constant``: of one literal, moved or converted. ``most``: how large they may be,
+    where that is known.
     """
 
     known: set[Any] = field(default_factory=set)
@@ -36,16 +44,34 @@ class Whole:
     constant: set[Any] = field(default_factory=set)
     counts: dict[Any, Any] = field(default_factory=dict)
     passed: set[Any] = field(default_factory=set)
+    most: dict[Any, float] = field(default_factory=dict)
 
-    def of(self, v: Any) -> bool:
+    def given(self, v: jex.Var, x: Any) -> None:
+        """Take note of an input of floats and its value, if these are whole numbers: positions, a mask, ones to count.
+
+        Of zeros, such as an empty cache, nothing is said. What is larger than 1 may grow from call to call.
+        """
+        if not _floating(v.aval) or not v.aval.size or not _has_values(x):
+            return
+        values = np.asarray(x).reshape(-1)
+        if all(np.array_equal(np.rint(y), y) for y in map(widen, (values[:FIRST], values))) and (
+            x.size == 1 or values.any()
+        ):
+            self.known.add(v)
+            if x.size > 1 and np.abs(widen(values)).max() <= 1:
+                self.most[v] = 1.0
+
+    def of(self, v: jex.Var | jex.Literal) -> bool:
         """Whether a variable or literal is a whole number."""
         if isinstance(v, jex.Literal):
             return bool(np.all(np.asarray(v.val, np.float64) == np.rint(np.asarray(v.val, np.float64))))
         return v in self.known or _integral(v.aval)
 
-    def note(self, e: Any, fixed: Collection[Any]) -> None:
+    def note(self, e: jex.JaxprEqn, fixed: Collection[Any]) -> None:
         """Take note of an equation; ``fixed``: variables made of parameters or literals alone."""
         name, floats = e.primitive.name, [v for v in e.outvars if _floating(v.aval)]
+        if name in MAKES:
+            self.most.update(dict.fromkeys(e.outvars, self._most_of(e)))
         if all(isinstance(v, jex.Literal) or v in self.free for v in e.invars):
             self.free.update(e.outvars)
         if e.invars and name not in COUNTS and all(isinstance(v, jex.Literal) or v in self.constant for v in e.invars):
@@ -55,19 +81,43 @@ class Whole:
         self.known.update(floats)
         if any(float_bits(v.aval.dtype) <= 16 for v in floats):
             self.passed.update(v for v in e.invars if not isinstance(v, jex.Literal))
-        counts = name in COUNTS or (name == "convert_element_type" and _wide_integer(e.invars[0].aval))
+        counts = name in COUNTS or name == "convert_element_type"
         moved = any(v in self.counts for v in e.invars if not isinstance(v, jex.Literal))
         for v in floats:
             if (
                 v not in self.constant
                 and float_bits(v.aval.dtype) <= 16
-                and (counts or moved)
+                and ((counts and self.most[v] > 2.0 ** (ml_dtypes.finfo(v.aval.dtype).nmant + 1)) or moved)
                 and (v not in fixed or v in self.free)
             ):
                 self.counts[v] = e
 
-    def handed(self, inner: Any, outer: Any) -> None:
-        """Take note that a variable of a body is one outside of it, or slices of it."""
+    def _most_of(self, e: jex.JaxprEqn) -> float:
+        """Return how large what an equation makes of whole numbers may be."""
+        each, name = [self.size(v) for v in e.invars], e.primitive.name
+        if name == "iota":
+            return float(e.params["shape"][e.params["dimension"]] - 1)
+        if name in ("add", "sub"):
+            return sum(each)
+        if name == "mul":
+            return prod(each) if all(each) else 0.0
+        if name in ("cumsum", "reduce_sum"):
+            axes = e.params["axes"] if name == "reduce_sum" else (e.params["axis"],)
+            return each[0] * prod(e.invars[0].aval.shape[i] for i in axes)
+        return max(each)
+
+    def size(self, v: jex.Var | jex.Literal) -> float:
+        """Return how large a variable or literal may be; infinity where nothing is known."""
+        if isinstance(v, jex.Literal):
+            return float(np.abs(np.asarray(v.val)).max(initial=0))
+        if _integral(v.aval) and v not in self.most:
+            return 1.0 if v.aval.dtype == bool else _most_held(v.aval.dtype)
+        return self.most.get(v, inf)
+
+    def link_body(self, inner: Any, outer: Any, one: bool = True) -> None:
+        """Take note that a variable of a body is one outside of it, or slices of it; ``one``: in every step, too."""
+        if one:
+            self.most[inner] = self.size(outer)
         if self.of(outer):
             self.known.add(inner)
         if isinstance(outer, jex.Literal) or outer in self.free:
@@ -75,9 +125,9 @@ class Whole:
         if isinstance(outer, jex.Literal) or outer in self.constant:
             self.constant.add(inner)
 
-    def returned(self, outer: Any, inner: Any) -> None:
-        """Take note that a result of a call is what its body gives."""
-        self.handed(outer, inner)
+    def link_result(self, outer: Any, inner: Any, one: bool = True) -> None:
+        """Take note that a result of a call is what its body gives; ``one``: in every step."""
+        self.link_body(outer, inner, one)
         if not isinstance(inner, jex.Literal) and inner in self.counts:
             self.passed.add(inner)
             self.counts[outer] = self.counts[inner]
@@ -87,13 +137,21 @@ class Whole:
         return {v: e for v, e in self.counts.items() if v not in self.passed}
 
 
+def _has_values(x: Any) -> bool:
+    """Whether an input is an array here, with values, and no tracer."""
+    if isinstance(x, jax.Array):
+        return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
+    return isinstance(x, np.ndarray | np.generic)
+
+
 def _integral(aval: Any) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool)
 
 
-def _wide_integer(aval: Any) -> bool:
-    """Whether an integer may be one that 16 bits of a float do not hold; of 8 bits they hold all."""
-    return _integral(aval) and aval.dtype != bool and bool(jnp.iinfo(aval.dtype).bits > 8)
+def _most_held(dtype: DTypeLike) -> float:
+    """Return how large an integer may be; of more than 8 bits that is not known."""
+    held = jnp.iinfo(dtype)
+    return float(max(held.max, -held.min)) if held.bits <= 8 else inf
 
 
 def _floating(aval: Any) -> bool:

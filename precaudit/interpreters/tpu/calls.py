@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
-from precaudit.interpreters.tpu.hlo import Computation, Instruction, Shape, Type
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Type
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "pred": np.dtype(bool), "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -22,7 +24,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True)
-class Call:
+class InstructionCall:
     """An instruction, what its computation made so far, and the module's computations to run."""
 
     instruction: Instruction
@@ -33,15 +35,15 @@ class Call:
     run: Callable[[str, Sequence[Any]], Any]
 
     @property
-    def declared(self) -> tuple[Type, ...]:
+    def declared_types(self) -> tuple[Type, ...]:
         """The types its inputs were declared with."""
         return tuple(self.within.instructions[name].type for name in self.instruction.operands)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ArrayType:
         """The declared shape of its one array."""
         kind = self.instruction.type
-        if not isinstance(kind, Shape):
+        if not isinstance(kind, ArrayType):
             raise ValueError("a tuple where an array should be")
         return kind
 
@@ -60,24 +62,24 @@ class Call:
         return self.computation(self.instruction.names("to_apply")[0])
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[InstructionCall], Any]
 
 
 def dtype_of(shape: Type) -> np.dtype[Any]:
     """Return NumPy's format. Raises ValueError for one that has none here."""
-    if not isinstance(shape, Shape):
+    if not isinstance(shape, ArrayType):
         raise ValueError("a tuple where an array should be")
     if shape.dtype not in DTYPES:
         raise ValueError(f"no rule for the format {shape.dtype}")
     return DTYPES[shape.dtype]
 
 
-def is_float(dtype: Any) -> bool:
+def is_float(dtype: DTypeLike) -> bool:
     """Return whether a format is a float, of any width."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
-def widened(x: Any) -> Any:
+def widen_floats(x: jax.Array) -> Any:
     """Return floats below float32 in float32, the rest as it is."""
     return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
 
@@ -89,4 +91,4 @@ def alike(*values: Any) -> tuple[Any, ...]:
         return values
     if not all(map(is_float, formats)):
         raise ValueError(f"operands of the formats {', '.join(sorted(map(str, formats)))}")
-    return tuple(x.astype(max((widened(x).dtype for x in values), key=lambda d: d.itemsize)) for x in values)
+    return tuple(x.astype(max((widen_floats(x).dtype for x in values), key=lambda d: d.itemsize)) for x in values)

@@ -18,7 +18,7 @@ def chips(devices: Path = Path("/dev")) -> bool:
     return any(devices.glob("accel[0-9]*")) or any(devices.glob("vfio/[0-9]*"))
 
 
-def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+def allow_libtpu(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let libtpu compile, and say nothing, where there is no TPU; what the user has set stays."""
     if not chips():
         for name, text in ABSENT.items():

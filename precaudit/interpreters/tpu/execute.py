@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.calls import Call, Rule, dtype_of, is_float
+from precaudit.interpreters.tpu.calls import InstructionCall, Rule, dtype_of, is_float
 from precaudit.interpreters.tpu.folding import top_k
-from precaudit.interpreters.tpu.hlo import Computation, Instruction, Module, Shape, Type
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module, Type
 from precaudit.interpreters.tpu.operations import ELEMENTWISE, MOVES, RULES
-from precaudit.interpreters.tpu.products import bfloat16
+from precaudit.interpreters.tpu.products import round_to_bfloat16
 
 CUT = re.compile(r"\[(\d+):")  # where a slice begins, one a dimension
 LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
@@ -42,7 +42,7 @@ def function(
     """
     targets = {**TARGETS, **(custom or {})}
     for _, instruction in module.walk():
-        _known(instruction, targets)
+        _check_rule(instruction, targets)
     run = _Run(module, targets, rounded_inside)
 
     def program(*args: Any) -> Any:
@@ -53,15 +53,15 @@ def function(
 
 def rounds_inside(module: Module) -> bool:
     """Whether a fusion holds a bfloat16 result that ``rounded_inside`` decides about: one that it does not return."""
-    inside = {name for _, x in module.walk() if x.opcode == "fusion" for name in x.called}
+    inside = {name for _, x in module.walk() if x.opcode == "fusion" for name in x.computations}
     return any(
         computation.name in inside and not x.root and x.opcode in (*ELEMENTWISE, "convert", "reduce", "select")
-        and isinstance(x.type, Shape) and x.type.dtype == "bf16"
+        and isinstance(x.type, ArrayType) and x.type.dtype == "bf16"
         for computation, x in module.walk()
     )  # fmt: skip
 
 
-def _known(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
+def _check_rule(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
     name = instruction.opcode
     for end in ("-start", "-update", "-done"):
         name = name.removesuffix(end)
@@ -72,15 +72,15 @@ def _known(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
         raise Unknown(f"line {instruction.line}: what the custom call {target!r} computes is not known")
 
 
-def _same(call: Call) -> Any:
+def _same(call: InstructionCall) -> Any:
     return call.inputs[0]
 
 
-def _buffer(call: Call) -> Any:
+def _buffer(call: InstructionCall) -> Any:
     return jnp.zeros(call.shape.dims, call.dtype)
 
 
-def _joined(call: Call) -> Any:
+def _join_parts(call: InstructionCall) -> Any:
     """Join parts that were copied one by one: each lies where it was cut from, whatever the order of operands."""
     pairs = enumerate(zip(call.inputs[0].shape, call.shape.dims, strict=True))
     axis = next((axis for axis, (a, b) in pairs if a != b), 0)
@@ -102,19 +102,19 @@ def _cut_at(within: Computation, name: str, axis: int) -> int:
 
 TARGETS: dict[str, Rule] = {
     "AssumeGatherIndicesInBound": _same, "GatherScatterIndicesBitpacked": _same, "AllocateBuffer": _buffer,
-    "ConcatBitcast": _joined, "TopK": top_k,
+    "ConcatBitcast": _join_parts, "TopK": top_k,
 }  # fmt: skip
 
 
-def stored(value: Any, kind: Type, wide: bool = False) -> Any:
+def store(value: Any, kind: Type, wide: bool = False) -> Any:
     """Return a value as declared, floats rounded to their format; ``wide``: bfloat16 left as it is.
 
     Raises ValueError where its shape is another, or its format is one that is no rounding away.
     """
-    if not isinstance(kind, Shape):
+    if not isinstance(kind, ArrayType):
         if not isinstance(value, tuple) or len(value) != len(kind):
             raise ValueError(f"a tuple of {len(kind)} was declared")
-        return tuple(stored(x, k, wide) for x, k in zip(value, kind, strict=True))
+        return tuple(store(x, k, wide) for x, k in zip(value, kind, strict=True))
     if kind.dtype == "token":
         return value
     dtype = dtype_of(kind)
@@ -124,7 +124,7 @@ def stored(value: Any, kind: Type, wide: bool = False) -> Any:
     if value.dtype == dtype or (wide and dtype == jnp.bfloat16):
         return value
     # XLA:CPU of JAX 0.10 drops a conversion to bfloat16 and back inside its fusions even so; it keeps this one
-    return (bfloat16(value) if dtype == jnp.bfloat16 else value).astype(dtype)
+    return (round_to_bfloat16(value) if dtype == jnp.bfloat16 else value).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -152,21 +152,21 @@ class _Run:
     ) -> Any:
         """Return an instruction's value. Raises Unknown, with its line, where it is not what was declared."""
         wide = inside and not self.rounded_inside and x.opcode in LEFT_WIDE
-        call = Call(x, inputs, within, made, self.module.computations.__getitem__, self.plain)
+        call = InstructionCall(x, inputs, within, made, self.module.computations.__getitem__, self.plain)
         try:
             if inside and not self.rounded_inside and x.opcode not in LEFT_WIDE | {"compare"}:
-                call = replace(call, inputs=tuple(map(stored, inputs, call.declared)))
+                call = replace(call, inputs=tuple(map(store, inputs, call.declared_types)))
             value = self.value(call, inside)
-            return value if x.opcode.endswith(("-start", "-update")) else stored(value, x.type, wide)
+            return value if x.opcode.endswith(("-start", "-update")) else store(value, x.type, wide)
         except (TypeError, ValueError, IndexError, KeyError, NotImplementedError) as error:
             why = str(error).split("\n")[0]
             raise Unknown(f"line {x.line}: {x.name} ({x.opcode}) cannot be run: {why}") from error
 
-    def value(self, call: Call, inside: bool) -> Any:
+    def value(self, call: InstructionCall, inside: bool) -> Any:
         """Return what an instruction makes, before it is stored."""
         opcode = call.instruction.opcode
         if opcode.endswith("-start"):
-            return self.started(call, inside)
+            return self.start(call, inside)
         if opcode.endswith(("-update", "-done")):
             return call.inputs[0]
         if opcode == "custom-call":
@@ -175,7 +175,7 @@ class _Run:
             return FLOW[opcode](self, call, inside or opcode == "fusion")
         return RULES[opcode](call)
 
-    def started(self, call: Call, inside: bool) -> Any:
+    def start(self, call: InstructionCall, inside: bool) -> Any:
         """Return at once what is made asynchronously; its type is (operands, result, …), a copy's (result, …)."""
         x = call.instruction
         opcode = x.opcode.removesuffix("-start")
@@ -183,46 +183,46 @@ class _Run:
             return call.inputs[0]
         if x.names("calls"):
             return self.computation(x.names("calls")[0], call.inputs, inside)
-        if isinstance(x.type, Shape):
+        if isinstance(x.type, ArrayType):
             raise ValueError("a start that is no tuple")
         kind = x.type[1]
-        return stored(self.value(replace(call, instruction=replace(x, opcode=opcode, type=kind)), inside), kind)
+        return store(self.value(replace(call, instruction=replace(x, opcode=opcode, type=kind)), inside), kind)
 
     def plain(self, name: str, args: Sequence[Any]) -> Any:
         """Return a computation's value outside fusions."""
         return self.computation(name, args, inside=False)
 
 
-Flow = Callable[[_Run, Call, bool], Any]
+Flow = Callable[[_Run, InstructionCall, bool], Any]
 
 
-def _called(run: _Run, call: Call, inside: bool) -> Any:
-    (name,) = call.instruction.called
+def _call_computation(run: _Run, call: InstructionCall, inside: bool) -> Any:
+    (name,) = call.instruction.computations
     return run.computation(name, call.inputs, inside)
 
 
-def _element(_run: _Run, call: Call, _inside: bool) -> Any:
+def _element(_run: _Run, call: InstructionCall, _inside: bool) -> Any:
     return call.inputs[0][call.ints("index")[0]]
 
 
-def _first(_run: _Run, call: Call, _inside: bool) -> Any:
+def _first(_run: _Run, call: InstructionCall, _inside: bool) -> Any:
     return call.inputs[0]
 
 
-def _all(_run: _Run, call: Call, _inside: bool) -> Any:
+def _all(_run: _Run, call: InstructionCall, _inside: bool) -> Any:
     return call.inputs
 
 
-def _nothing(_run: _Run, _call: Call, _inside: bool) -> Any:
+def _nothing(_run: _Run, _call: InstructionCall, _inside: bool) -> Any:
     return ()
 
 
-def _while(run: _Run, call: Call, _inside: bool) -> Any:
+def _while(run: _Run, call: InstructionCall, _inside: bool) -> Any:
     (condition,), (body,) = call.instruction.names("condition"), call.instruction.names("body")
     return lax.while_loop(lambda s: run.plain(condition, [s]), lambda s: run.plain(body, [s]), call.inputs[0])
 
 
-def _conditional(run: _Run, call: Call, _inside: bool) -> Any:
+def _conditional(run: _Run, call: InstructionCall, _inside: bool) -> Any:
     """Run one branch on its own argument; an index that names none runs the last."""
     index, *args = call.inputs
     branches = call.instruction.names("branch_computations")
@@ -236,7 +236,7 @@ def _conditional(run: _Run, call: Call, _inside: bool) -> Any:
 
 
 FLOW: dict[str, Flow] = {
-    "parameter": _first, "tuple": _all, "get-tuple-element": _element, "after-all": _nothing, "fusion": _called,
-    "call": _called, "while": _while, "conditional": _conditional, "optimization-barrier": _first,
-    "add-dependency": _first, "domain": _first,
+    "parameter": _first, "tuple": _all, "get-tuple-element": _element, "after-all": _nothing,
+    "fusion": _call_computation, "call": _call_computation, "while": _while, "conditional": _conditional,
+    "optimization-barrier": _first, "add-dependency": _first, "domain": _first,
 }  # fmt: skip

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.interpreters.tpu.calls import Call, alike, dtype_of, widened
-from precaudit.interpreters.tpu.hlo import Computation, Shape
+from precaudit.interpreters.tpu.calls import InstructionCall, alike, dtype_of, widen_floats
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation
 from precaudit.interpreters.tpu.moving import vectors
 from precaudit.interpreters.tpu.products import window
 from precaudit.interpreters.tpu.sorting import in_order
@@ -28,7 +28,7 @@ SCATTERS = {"add": lax.scatter_add, "multiply": lax.scatter_mul, "minimum": lax.
             "maximum": lax.scatter_max, "second": lax.scatter}  # fmt: skip
 
 
-def scatter(call: Call) -> Any:
+def scatter(call: InstructionCall) -> Any:
     """Scatter by an operation of the element and its update; what lies outside is dropped."""
     kind = "second" if _behind(call.body, call.body.root.name) == "1" else combination(call.body)
     if len(call.inputs) != 3 or kind not in SCATTERS:
@@ -59,31 +59,31 @@ def _behind(body: Computation, name: str) -> str:
     return found.literal if found.opcode == "parameter" else ""
 
 
-def _folded(call: Call, fold: Callable[[tuple[Any, ...], tuple[Any, ...], Callable[..., Any]], Any]) -> Any:
+def _fold(call: InstructionCall, fold: Callable[[tuple[Any, ...], tuple[Any, ...], Callable[..., Any]], Any]) -> Any:
     """Fold arrays from initial values by what the call applies; one narrow float array in float32, rounded once."""
     n, kind = len(call.inputs) // 2, combination(call.body)
     if n == 1 and kind is not None:
-        x, start = alike(*map(widened, call.inputs))
+        x, start = alike(*map(widen_floats, call.inputs))
         return fold((x,), (start,), lambda a, b: (MONOIDS[kind](*a, *b),))[0]
 
     def step(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
         made = call.run(call.body.name, (*a, *b))
         return made if isinstance(made, tuple) else (made,)
 
-    inputs = tuple(x.astype(dtype_of(s)) for x, s in zip(call.inputs, call.declared, strict=True))
+    inputs = tuple(x.astype(dtype_of(s)) for x, s in zip(call.inputs, call.declared_types, strict=True))
     made = tuple(fold(inputs[:n], inputs[n:], step))
-    return made if isinstance(call.instruction.type[0], Shape) else made[0]
+    return made if isinstance(call.instruction.type[0], ArrayType) else made[0]
 
 
-def reduce(call: Call) -> Any:
+def reduce(call: InstructionCall) -> Any:
     """Reduce; a bfloat16 sum is float32's, rounded once where it is stored."""
     found = _vector_product(call)
     if found is not None:
         return found
-    return _folded(call, lambda xs, starts, step: lax.reduce(xs, starts, step, call.ints("dimensions")))
+    return _fold(call, lambda xs, starts, step: lax.reduce(xs, starts, step, call.ints("dimensions")))
 
 
-def _vector_product(call: Call) -> Any | None:
+def _vector_product(call: InstructionCall) -> Any | None:
     """Return a float32 sum of products of what was broadcast, made as one product, or None for another sum.
 
     The vector unit's way to multiply by a matrix, and slow on a CPU. Only the order of the sum is another.
@@ -104,31 +104,31 @@ def _vector_product(call: Call) -> Any | None:
     return None
 
 
-def reduce_window(call: Call) -> Any:
+def reduce_window(call: InstructionCall) -> Any:
     """Reduce windows."""
     view = window(call.instruction.fields("window"), call.inputs[0].ndim)
     sizes = (view.size, view.stride, view.pad, view.lhs_dilate, view.rhs_dilate)
-    return _folded(call, lambda xs, starts, step: lax.reduce_window(xs, starts, step, *sizes))
+    return _fold(call, lambda xs, starts, step: lax.reduce_window(xs, starts, step, *sizes))
 
 
-def _ordering(call: Call, comparison: str) -> Callable[..., Any]:
+def _ordering(call: InstructionCall, comparison: str) -> Callable[..., Any]:
     """Return a comparison of scalars; one that has fewer parameters reads the first of them."""
     count = len(call.computation(comparison).parameters)
     return lambda *pairs: call.run(comparison, pairs[:count])
 
 
-def sort(call: Call) -> Any:
+def sort(call: InstructionCall) -> Any:
     """Sort arrays together by any comparison."""
     made = in_order(call.inputs, call.ints("dimensions")[0], _ordering(call, call.body.name))
     return made if len(made) > 1 else made[0]
 
 
-def top_k(call: Call) -> tuple[Any, ...]:
+def top_k(call: InstructionCall) -> tuple[Any, ...]:
     """Return the first elements of the last axis by the comparison it names, and their indices."""
     kinds = call.instruction.type
-    if len(kinds) != 2 or not isinstance(kinds[0], Shape) or not isinstance(kinds[1], Shape):
+    if len(kinds) != 2 or not isinstance(kinds[0], ArrayType) or not isinstance(kinds[1], ArrayType):
         raise ValueError("no rule for a TopK of other results than values and indices")
     x, k = call.inputs[0], kinds[0].dims[-1]
     places = lax.broadcasted_iota(dtype_of(kinds[1]), x.shape, x.ndim - 1)
-    (comparison,) = call.instruction.called
+    (comparison,) = call.instruction.computations
     return tuple(v[..., :k] for v in in_order((x, places), x.ndim - 1, _ordering(call, comparison)))

@@ -13,7 +13,7 @@ No JAX here.
 import re
 from collections.abc import Mapping
 
-from precaudit.interpreters.tpu.hlo import Computation, Frame, Instruction, Location, Module, Shape, Type
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Frame, Instruction, Location, Module, Type
 from precaudit.interpreters.tpu.opcodes import is_known
 from precaudit.interpreters.tpu.scanner import (
     DEEPEST,
@@ -22,13 +22,13 @@ from precaudit.interpreters.tpu.scanner import (
     STRING,
     HloError,
     Scanner,
-    fields,
+    braced_fields,
     integer,
-    unescaped,
+    unescape,
 )
 
 
-def parse(text: str) -> Module:
+def parse_module(text: str) -> Module:
     """Read a module. Raises HloError, with the line, for what the grammar does not give and unknown opcodes."""
     scanner = Scanner(text)
     scanner.expect("HloModule")
@@ -44,8 +44,8 @@ def parse(text: str) -> Module:
         attributes,
         tables.get("FileNames", {}),
         tables.get("FunctionNames", {}),
-        {key: _location(fields(row)) for key, row in tables.get("FileLocations", {}).items()},
-        _stack({key: fields(row) for key, row in tables.get("StackFrames", {}).items()}),
+        {key: _location(braced_fields(row)) for key, row in tables.get("FileLocations", {}).items()},
+        _stack({key: braced_fields(row) for key, row in tables.get("StackFrames", {}).items()}),
     )
 
 
@@ -59,9 +59,9 @@ def _attributes(scanner: Scanner) -> dict[str, str]:
     found = {}
     while scanner.accept(","):
         key = scanner.need(KEY, "an attribute")
-        value = scanner.nested().strip()
+        value = scanner.nested_text().strip()
         whole = STRING.fullmatch(value)
-        found[key] = unescaped(whole[1]) if whole else value if '"' in value else _COMMENT.sub("", value)
+        found[key] = unescape(whole[1]) if whole else value if '"' in value else _COMMENT.sub("", value)
     return found
 
 
@@ -69,10 +69,10 @@ def _table(scanner: Scanner) -> dict[int, str]:
     rows = {}
     while (key := scanner.take(INTEGER)) is not None:
         if (string := scanner.take(STRING)) is not None:
-            rows[int(key)] = unescaped(string)
+            rows[int(key)] = unescape(string)
         else:
             scanner.expect("{")
-            rows[int(key)] = scanner.nested("{")
+            rows[int(key)] = scanner.nested_text("{")
     return rows
 
 
@@ -105,7 +105,7 @@ def _type(scanner: Scanner, depth: int = 0) -> Type:
         layout = _layout(scanner, layout)
     if sorted(layout) != list(range(len(dims))) or min(dims, default=0) < 0:
         scanner.fail("a layout that is not of the type's dimensions")
-    return Shape(dtype, tuple(dims), tuple(layout))
+    return ArrayType(dtype, tuple(dims), tuple(layout))
 
 
 def _layout(scanner: Scanner, default: list[int]) -> list[int]:
@@ -117,7 +117,7 @@ def _layout(scanner: Scanner, default: list[int]) -> list[int]:
         if not scanner.accept(","):
             break
     if scanner.accept(":"):
-        scanner.nested("{")
+        scanner.nested_text("{")
     else:
         scanner.expect("}")
     return order or default
@@ -187,7 +187,7 @@ def _instruction(scanner: Scanner, before: Mapping[str, Instruction], known: Map
     for missing in [x for x in operands if x not in before]:
         scanner.fail(f"{name} reads {missing}, which nothing before it makes")
     found = Instruction(name, opcode, kind, operands, literal, _attributes(scanner), root, line)
-    for missing in [x for x in found.called if x not in known]:
+    for missing in [x for x in found.computations if x not in known]:
         raise HloError(f"line {line}: {name} calls {missing}, which nothing before it defines")
     return found
 
@@ -199,7 +199,7 @@ def _operands(scanner: Scanner, opcode: str) -> tuple[str, tuple[str, ...]]:
         scanner.expect(")")
         return str(number), ()
     if opcode == "constant":
-        return _COMMENT.sub("", scanner.nested("(")).strip(), ()
+        return _COMMENT.sub("", scanner.nested_text("(")).strip(), ()
     operands: list[str] = []
 
     def operand() -> None:

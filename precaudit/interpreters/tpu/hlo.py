@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from precaudit.interpreters.tpu.scanner import fields, integer
+from precaudit.interpreters.tpu.scanner import braced_fields, integer
 
 CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
          "called_computations", "select", "scatter")  # fmt: skip
 JAX_FILES = re.compile(r"(^|/)((site|dist)-packages/jax(lib)?|jax/(_src|experimental))/")
 
 
-class Shape(NamedTuple):
+class ArrayType(NamedTuple):
     """An array: HLO's name of the element type, sizes, and the dimensions from the fastest running to the slowest."""
 
     dtype: str
@@ -21,7 +21,7 @@ class Shape(NamedTuple):
     layout: tuple[int, ...]
 
 
-Type: TypeAlias = "Shape | tuple[Type, ...]"
+Type: TypeAlias = "ArrayType | tuple[Type, ...]"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """The path of JAX's names that it was made of, such as ``jit(f)/while/body/dot_general``; "" if none."""
-        return fields(self.attributes.get("metadata", "")).get("op_name", "")
+        return braced_fields(self.attributes.get("metadata", "")).get("op_name", "")
 
     @property
     def frame(self) -> int:
         """The number of its stack frame in the module's table; 0 if none."""
-        return integer(fields(self.attributes.get("metadata", "")).get("stack_frame_id", ""))
+        return integer(braced_fields(self.attributes.get("metadata", "")).get("stack_frame_id", ""))
 
     def ints(self, key: str) -> tuple[int, ...]:
         """Return the integers of an attribute, () where it is not there."""
@@ -60,10 +60,10 @@ class Instruction:
 
     def fields(self, key: str) -> dict[str, str]:
         """Return the parts of an attribute such as ``window={size=4 pad=3_3}``, {} where it is not there."""
-        return fields(self.attributes.get(key, ""))
+        return braced_fields(self.attributes.get(key, ""))
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def computations(self) -> tuple[str, ...]:
         """The computations it runs."""
         return tuple(name for key in CALLS if key in self.attributes for name in self.names(key))
 

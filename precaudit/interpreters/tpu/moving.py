@@ -5,38 +5,39 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.interpreters.tpu.calls import Call, alike, dtype_of
-from precaudit.interpreters.tpu.hlo import Shape
+from precaudit.interpreters.tpu.calls import InstructionCall, alike, dtype_of
+from precaudit.interpreters.tpu.hlo import ArrayType
 
 
-def broadcast(call: Call) -> Any:
+def broadcast(call: InstructionCall) -> Any:
     """Broadcast; the operand's dimensions may come in any order."""
     axes = call.ints("dimensions")
     order = sorted(range(len(axes)), key=lambda i: axes[i])
     return lax.broadcast_in_dim(lax.transpose(call.inputs[0], order), call.shape.dims, sorted(axes))
 
 
-def reshape(call: Call) -> Any:
+def reshape(call: InstructionCall) -> Any:
     """Reshape. Raises ValueError for another number of elements."""
-    return _shaped(call.inputs[0], call.shape.dims)
+    return _reshape(call.inputs[0], call.shape.dims)
 
 
-def _shaped(x: Any, dims: Sequence[int]) -> Any:
+def _reshape(x: jax.Array, dims: Sequence[int]) -> Any:
     if x.size != math.prod(dims):
         raise ValueError(f"{list(x.shape)} made {list(dims)}")
     return lax.reshape(x, dims)
 
 
-def transpose(call: Call) -> Any:
+def transpose(call: InstructionCall) -> Any:
     """Transpose."""
-    return turned(call.inputs[0], call.ints("dimensions"))
+    return permute(call.inputs[0], call.ints("dimensions"))
 
 
-def turned(x: Any, order: Sequence[int]) -> Any:
+def permute(x: jax.Array, order: Sequence[int]) -> Any:
     """Return x with its dimensions in an order; those of size 1 and those that stay side by side are not told apart.
 
     Of a matrix that a product reads that is one transposition, which XLA:CPU makes none of: the product reads it so.
@@ -56,26 +57,26 @@ def turned(x: Any, order: Sequence[int]) -> Any:
     return lax.reshape(moved, [x.shape[i] for i in order])
 
 
-def bitcast(call: Call) -> Any:
+def bitcast(call: InstructionCall) -> Any:
     """Read the same elements in the order of another layout, or the same bits as another format of their width.
 
     One of fewer elements in the same layout reads a corner: rows are padded to the same whole tiles.
     """
-    x, source = call.inputs[0], call.declared[0]
-    if not isinstance(source, Shape):
+    x, source = call.inputs[0], call.declared_types[0]
+    if not isinstance(source, ArrayType):
         raise ValueError("a bitcast of a tuple")
     dims = call.shape.dims
     alike_stored = (source.dtype, source.layout) == (call.shape.dtype, call.shape.layout)
     if alike_stored and x.size > math.prod(dims) and all(map(int.__ge__, source.dims, dims)):
         return lax.slice(x, [0] * x.ndim, dims)
-    line = lax.reshape(turned(x, source.layout[::-1]), (x.size,))
+    line = lax.reshape(permute(x, source.layout[::-1]), (x.size,))
     slowest = call.shape.layout[::-1]
     line = line if source.dtype == call.shape.dtype else _same_bits(line.astype(dtype_of(source)), call.dtype)
-    physical = _shaped(line, tuple(dims[i] for i in slowest))
-    return turned(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
+    physical = _reshape(line, tuple(dims[i] for i in slowest))
+    return permute(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
 
 
-def _same_bits(x: Any, dtype: np.dtype[Any]) -> Any:
+def _same_bits(x: jax.Array, dtype: np.dtype[Any]) -> Any:
     """Return x's bits as another format. Raises ValueError where widths differ: tiles say which bits lie together."""
     if x.dtype.itemsize != dtype.itemsize:
         raise ValueError(f"a bitcast from {x.dtype} to {dtype}, of another width")
@@ -84,7 +85,7 @@ def _same_bits(x: Any, dtype: np.dtype[Any]) -> Any:
     return lax.bitcast_convert_type(x, dtype)
 
 
-def cut(call: Call) -> Any:
+def strided_slice(call: InstructionCall) -> Any:
     """Slice, by steps."""
     found = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", call.instruction.attributes.get("slice", ""))
     starts, limits, steps = ([int(x[i] or 1) for x in found] for i in range(3))
@@ -95,42 +96,42 @@ def _starts(indices: Sequence[Any]) -> list[Any]:
     return [i.astype(np.int32) for i in indices]
 
 
-def dynamic_slice(call: Call) -> Any:
+def dynamic_slice(call: InstructionCall) -> Any:
     """Slice from where indices say; what reaches outside is moved in."""
     starts = _starts(call.inputs[1:])
     return lax.dynamic_slice(call.inputs[0], starts, call.ints("dynamic_slice_sizes"), allow_negative_indices=False)
 
 
-def dynamic_update_slice(call: Call) -> Any:
+def dynamic_update_slice(call: InstructionCall) -> Any:
     """Replace a slice; what reaches outside is moved in."""
     x, update = alike(*call.inputs[:2])
     return lax.dynamic_update_slice(x, update, _starts(call.inputs[2:]), allow_negative_indices=False)
 
 
-def pad(call: Call) -> Any:
+def pad(call: InstructionCall) -> Any:
     """Pad, cut and spread with a value."""
     written = call.instruction.attributes.get("padding", "")
     pads = [(*map(int, x.split("_")), 0)[:3] for x in written.split("x") if x]
     return lax.pad(*alike(*call.inputs), pads)
 
 
-def concatenate(call: Call) -> Any:
+def concatenate(call: InstructionCall) -> Any:
     """Concatenate."""
     return lax.concatenate(alike(*call.inputs), call.ints("dimensions")[0])
 
 
-def reverse(call: Call) -> Any:
+def reverse(call: InstructionCall) -> Any:
     """Reverse."""
     return lax.rev(call.inputs[0], call.ints("dimensions"))
 
 
-def vectors(call: Call) -> Any:
+def vectors(call: InstructionCall) -> Any:
     """Return indices with the vectors they are made of along the last axis."""
     indices, axis = call.inputs[1], call.ints("index_vector_dim")[0]
     return lax.expand_dims(indices, [axis]) if axis == indices.ndim else jnp.moveaxis(indices, axis, -1)
 
 
-def gather(call: Call) -> Any:
+def gather(call: InstructionCall) -> Any:
     """Gather; what lies outside is clamped into the operand."""
     names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims",
              "start_indices_batching_dims")  # fmt: skip

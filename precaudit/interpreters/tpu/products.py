@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from precaudit.interpreters.tpu.hlo import Instruction
 
@@ -48,15 +50,15 @@ def window(fields: Mapping[str, str], rank: int) -> Window:
     )
 
 
-def product(instruction: Instruction, x: Any, y: Any) -> Any:
+def declared_product(instruction: Instruction, x: jax.Array, y: jax.Array) -> Any:
     """Return a ``dot`` or ``convolution`` of operands in their declared formats: integers, or float32 sums."""
     once = _dot(instruction) if instruction.opcode == "dot" else _convolution(instruction, x.shape, y.shape)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return once(x.astype(np.int32), y.astype(np.int32))
-    return in_passes(passes(instruction), once, x, y)
+    return product_in_passes(product_passes(instruction), once, x, y)
 
 
-def passes(instruction: Instruction) -> int:
+def product_passes(instruction: Instruction) -> int:
     """Return how many bfloat16 products a float32 product is made of: 1, 3 or 6. Raises ValueError."""
     algorithm = instruction.attributes.get("algorithm")
     if algorithm is not None:
@@ -67,23 +69,23 @@ def passes(instruction: Instruction) -> int:
     return max(PASSES[x] for x in re.findall(r"\w+", written))
 
 
-def in_passes(count: int, once: Product, x: Any, y: Any) -> Any:
+def product_in_passes(count: int, once: Product, x: jax.Array, y: jax.Array) -> Any:
     """Return the product of operands rounded to bfloat16 once, of two parts each (3 products), or in float32 (6)."""
     x32, y32 = x.astype(np.float32), y.astype(np.float32)
     if count == max(PASSES.values()):
         return once(x32, y32)
-    x0, y0 = bfloat16(x32, x.dtype), bfloat16(y32, y.dtype)
+    x0, y0 = round_to_bfloat16(x32, x.dtype), round_to_bfloat16(y32, y.dtype)
     if count == 1 or x.dtype == y.dtype == jnp.bfloat16:
         return once(x0, y0)
-    return once(bfloat16(x32 - x0), y0) + once(x0, bfloat16(y32 - y0)) + once(x0, y0)
+    return once(round_to_bfloat16(x32 - x0), y0) + once(x0, round_to_bfloat16(y32 - y0)) + once(x0, y0)
 
 
-def bfloat16(x: Any, dtype: Any = None) -> Any:
+def round_to_bfloat16(x: jax.Array, dtype: DTypeLike | None = None) -> Any:
     """Return values rounded to bfloat16's, in their own format; ``dtype``: the format they were in before."""
     return x if dtype == jnp.bfloat16 else lax.reduce_precision(x, 8, 7)
 
 
-def _sum_format(x: Any) -> Any:
+def _sum_format(x: jax.Array) -> Any:
     return np.float32 if jnp.issubdtype(x.dtype, jnp.floating) else np.int32
 
 
@@ -165,7 +167,7 @@ def _einsum(labels: _Labels, letters: list[dict[str, str]], backwards: list[int]
     spec = ["".join(names[x] for x in side) for names, side in zip(letters, labels, strict=True)]
     ones = [[axis for axis, x in enumerate(side) if not names[x]] for names, side in zip(letters, labels, strict=True)]
 
-    def once(x: Any, y: Any) -> Any:
+    def once(x: jax.Array, y: jax.Array) -> Any:
         x, y = lax.squeeze(x, ones[0]), lax.squeeze(lax.rev(y, backwards) if backwards else y, ones[1])
         formula = f"{spec[0]},{spec[1]}->{spec[2]}"
         z = jnp.einsum(formula, x, y, precision="highest", preferred_element_type=_sum_format(x))
@@ -184,7 +186,7 @@ def _true_convolution(labels: _Labels, view: Window, groups: list[int]) -> Produ
     backwards = [axis for axis, flip in zip(right[2:], view.rhs_reversal, strict=True) if flip]
     dims = lax.ConvDimensionNumbers(axes(labels.lhs, "b", "f"), right, axes(labels.out, "b", "f"))
 
-    def once(x: Any, y: Any) -> Any:
+    def once(x: jax.Array, y: jax.Array) -> Any:
         y = lax.rev(y, backwards) if backwards else y
         return lax.conv_general_dilated(
             x, y, view.stride, view.pad, view.lhs_dilate, view.rhs_dilate, dims, *groups,

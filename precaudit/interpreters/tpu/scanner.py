@@ -40,7 +40,7 @@ class Scanner:
         """Raise HloError of this line."""
         raise HloError(f"line {self.line()}: {what}")
 
-    def found(self) -> str:
+    def here(self) -> str:
         """Say what stands here."""
         words = self.text[self.at : self.at + 24].split("\n")[0]
         return repr(words) if words else "the end of the line" if self.at < len(self.text) else "the end of the text"
@@ -62,7 +62,7 @@ class Scanner:
     def need(self, pattern: re.Pattern[str], what: str) -> str:
         """Return what ``take`` does. Raises HloError where it is not there."""
         taken = self.take(pattern)
-        return self.fail(f"{what} should stand where {self.found()} stands") if taken is None else taken
+        return self.fail(f"{what} should stand where {self.here()} stands") if taken is None else taken
 
     def accept(self, literal: str) -> bool:
         """Pass over a word, if it stands here."""
@@ -75,7 +75,7 @@ class Scanner:
     def expect(self, literal: str) -> None:
         """Pass over a word. Raises HloError where it is not there."""
         if not self.accept(literal):
-            self.fail(f"{literal!r} should stand where {self.found()} stands")
+            self.fail(f"{literal!r} should stand where {self.here()} stands")
 
     def name(self) -> str:
         """Read a name, with or without its percent sign."""
@@ -94,7 +94,7 @@ class Scanner:
             read()
         self.expect(close)
 
-    def nested(self, opened: str = "") -> str:
+    def nested_text(self, opened: str = "") -> str:
         """Return the text up to a comma or the end of the line, outside brackets; or up to what closes ``opened``."""
         start, waiting = self.at, [_BRACKETS[opened]] if opened else []
         while True:
@@ -112,19 +112,19 @@ class Scanner:
                 return self.text[start : self.at]
             else:
                 closes = f"{waiting[-1]!r} should stand" if waiting else "an attribute should end"
-                self.fail(f"{closes} where {self.found()} stands")
+                self.fail(f"{closes} where {self.here()} stands")
             self.at += 1
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Return what a string written with backslashes says."""
     return _ESCAPE.sub(r"\1", text) if "\\" in text else text
 
 
-def fields(text: str) -> dict[str, str]:
+def braced_fields(text: str) -> dict[str, str]:
     """Return the parts of ``{key=value key=value}``; of what is not written so, those that are."""
     found = ((key, STRING.fullmatch(value), value) for key, value in _FIELD.findall(text))
-    return {key: unescaped(string[1]) if string else value for key, string, value in found}
+    return {key: unescape(string[1]) if string else value for key, string, value in found}
 
 
 def integer(text: str) -> int:

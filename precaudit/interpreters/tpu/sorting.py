@@ -18,21 +18,21 @@ def in_order(values: Sequence[Any], axis: int, before: Before) -> tuple[Any, ...
     """
     n = values[0].shape[axis]
     size = 1 << max(n - 1, 0).bit_length()
-    lines = tuple(_padded(jnp.moveaxis(x, axis, -1), size) for x in values)
+    lines = tuple(_pad(jnp.moveaxis(x, axis, -1), size) for x in values)
     place = lax.broadcasted_iota(np.int32, lines[0].shape, lines[0].ndim - 1)
     steps = np.array([(1 << level, 1 << at) for level in range(1, size.bit_length()) for at in reversed(range(level))])
     if len(steps):
         steps = jnp.asarray(steps, np.int32)
         compared = _over(before, lines[0].ndim)
 
-        def step(i: Any, state: Any) -> Any:
-            return _exchanged(state[0], state[1], n, steps[i, 0], steps[i, 1], compared)
+        def step(i: jax.Array, state: Any) -> Any:
+            return _exchange(state[0], state[1], n, steps[i, 0], steps[i, 1], compared)
 
         lines, _ = lax.fori_loop(0, len(steps), step, (lines, place))
     return tuple(jnp.moveaxis(x[..., :n], -1, axis) for x in lines)
 
 
-def _padded(x: Any, size: int) -> Any:
+def _pad(x: jax.Array, size: int) -> Any:
     more = [(0, 0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1], 0)]
     return lax.pad(x, jnp.zeros((), x.dtype), more)
 
@@ -44,7 +44,7 @@ def _over(before: Before, rank: int) -> Before:
     return before
 
 
-def _exchanged(lines: Any, place: Any, n: int, level: Any, distance: Any, before: Before) -> Any:
+def _exchange(lines: jax.Array, place: jax.Array, n: int, level: jax.Array, distance: jax.Array, before: Before) -> Any:
     """Exchange elements ``distance`` apart that stand wrongly: blocks of ``level`` rise and fall in turn.
 
     ``place``: where each element stood; from ``n`` on they were padded, and come last.

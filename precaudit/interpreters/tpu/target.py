@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from precaudit.errors import UserError, close
-from precaudit.interpreters.tpu.environment import prepare
+from precaudit.interpreters.tpu.environment import allow_libtpu
 from precaudit.schema.policies import Policy, check_kernel
 
 EXTRA = "pip install 'precaudit[tpu]'"
@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A program compiled for a target: its optimised text, seconds it took, bytes on the chip, and flops.
 
     ``aliased``: bytes of outputs that take the place of donated arguments. ``flops``: as the compiler counts them, of
@@ -81,7 +81,7 @@ def libtpu_version() -> str | None:
         return None
 
 
-def untested(version: str) -> str | None:
+def untested_version(version: str) -> str | None:
     """Return what to say of a libtpu that nothing here was measured with."""
     if version in TESTED:
         return None
@@ -104,7 +104,7 @@ def compile_for(
     arguments: Any,
     donated: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
-) -> Compiled:
+) -> CompiledProgram:
     """Compile ``function(*arguments)`` for one chip of a target; arrays or shapes with formats are given.
 
     For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``. Every argument
@@ -114,30 +114,30 @@ def compile_for(
     version = libtpu_version()
     if version is None:
         raise UserError(f"compiling for a TPU needs libtpu: {EXTRA}")
-    prepare()
+    allow_libtpu()
     import jax
 
     from precaudit.interpreters.tpu.texts import hlo_text
 
     one = jax.sharding.NamedSharding(mesh(target, {"x": 1}), jax.sharding.PartitionSpec())
 
-    def placed(x: Any) -> Any:
+    def place(x: Any) -> Any:
         own = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own or one)
 
-    shaped = jax.tree.map(placed, arguments)
+    shaped = jax.tree.map(place, arguments)
     jitted = jax.jit(function, donate_argnums=donated, keep_unused=True, compiler_options=dict(options or {}) or None)
     traced = jitted.trace(*shaped)
     lowered = traced.lower(lowering_platforms=("tpu",))
     started = time.perf_counter()
-    with _uncached():
+    with _without_cache():
         try:
             made = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            raise _refused(str(error), target) from None
+            raise _refusal(str(error), target) from None
     seconds = time.perf_counter() - started
     memory, cost = made.memory_analysis(), made.cost_analysis() or {}
-    return Compiled(
+    return CompiledProgram(
         target, version, hlo_text(made), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
         memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def mesh(target: Target, axes: Mapping[str, int]) -> Any:
     """Return a mesh of the target's first chips, as many along each axis. Raises UserError as ``compile_for`` does."""
     if libtpu_version() is None:
         raise UserError(f"compiling for a TPU needs libtpu: {EXTRA}")
-    prepare()
+    allow_libtpu()
     import jax
     import numpy as np
 
@@ -170,7 +170,7 @@ def _chips(target: Target) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _uncached() -> Iterator[None]:
+def _without_cache() -> Iterator[None]:
     """Keep JAX's cache of compiled programs out: it would load one for a device, and there is none."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -185,7 +185,7 @@ def _uncached() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-def _refused(text: str, target: Target) -> UserError:
+def _refusal(text: str, target: Target) -> UserError:
     """Return what a compiler's refusal says to a user."""
     if "RESOURCE_EXHAUSTED" not in text:
         first = next((line for line in text.splitlines() if line.strip()), "no reason given")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from precaudit.interpreters.jaxpr.products import label_in
-from precaudit.interpreters.tpu.hlo import Computation, Instruction, Module, Shape
+from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module
 from precaudit.schema.graphs.decoder import point_of
 from precaudit.schema.records.devices import Way
 
@@ -20,7 +20,7 @@ ON_VECTOR: tuple[Way, ...] = ("float32", "float32, one operand bfloat16", "float
 Precision = Literal["bfloat16", "3 passes", "float32"]
 
 
-class Product(NamedTuple):
+class UnitProduct(NamedTuple):
     """A product: its point, or FILE:LINE ("" for neither); ``unit``: passes1, passes3, passes6 or vector.
 
     ``precision``: bfloat16 where operands are, or are rounded to it; float32 of six passes and of the vector unit.
@@ -35,7 +35,7 @@ class Product(NamedTuple):
     label: str = ""
 
 
-def products(module: Module) -> tuple[Product, ...]:
+def products_of(module: Module) -> tuple[UnitProduct, ...]:
     """Return the products of a program, in the order of its text; those of a loop's body once."""
     found = []
     for computation, x in module.walk():
@@ -43,30 +43,32 @@ def products(module: Module) -> tuple[Product, ...]:
         if unit:
             place = point_of(tuple(x.op_name.split("/"))) or module.source(x) or ""
             narrow = [_is_narrow(computation, name) for name in _operands(computation, x, unit)]
-            found.append(Product(place, unit, _precision(unit, narrow), _way(unit, narrow), label_in(x.op_name)))
+            found.append(UnitProduct(place, unit, _precision(unit, narrow), _way(unit, narrow), label_in(x.op_name)))
     return tuple(found)
 
 
 def unit_of(instruction: Instruction) -> str:
     """Return what makes a product: passes1, passes3, passes6 or vector; "" for an instruction that is none."""
     if instruction.opcode in PRODUCTS:
-        return PASSES[passes(instruction.attributes.get("operand_precision", ""))]
-    summed = instruction.opcode == "reduce" and isinstance(instruction.type, Shape)
+        return PASSES[passes_of_precision(instruction.attributes.get("operand_precision", ""))]
+    summed = instruction.opcode == "reduce" and isinstance(instruction.type, ArrayType)
     return "vector" if summed and _primitive(instruction) == "dot_general" else ""
 
 
-def passes(precision: str) -> int:
+def passes_of_precision(precision: str) -> int:
     """Return how many bfloat16 passes a product takes at an ``operand_precision`` as HLO writes it."""
     return 6 if "highest" in precision else 3 if "high" in precision else 1
 
 
-def counted(made: Iterable[Product]) -> dict[str, int]:
+def count_products(made: Iterable[UnitProduct]) -> dict[str, int]:
     """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
     counts = Counter(p.unit for p in made)
     return {unit: counts[unit] for unit in (*PASSES.values(), "vector")}
 
 
-def moved(bare: Iterable[Product], other: Iterable[Product]) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+def other_precisions(
+    bare: Iterable[UnitProduct], other: Iterable[UnitProduct]
+) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Return the places whose products two programs make in other precisions: those of one and of the other.
 
     A place that only one of them names is none: its products stand elsewhere in the other.
@@ -75,14 +77,14 @@ def moved(bare: Iterable[Product], other: Iterable[Product]) -> dict[str, tuple[
     return {place: (first[place], second[place]) for place in first if first[place] != second.get(place, first[place])}
 
 
-def _by_place(made: Iterable[Product]) -> Mapping[str, frozenset[str]]:
+def _by_place(made: Iterable[UnitProduct]) -> Mapping[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for p in made:
         found.setdefault(p.place, set()).add(p.precision)
     return {place: frozenset(x) for place, x in found.items()}
 
 
-def ways(made: Iterable[Product]) -> dict[str, tuple[Way, ...]]:
+def ways_by_place(made: Iterable[UnitProduct]) -> dict[str, tuple[Way, ...]]:
     """Return {place: the ways in which its products are made, each once}."""
     found: dict[str, set[Way]] = {}
     for p in made:
@@ -90,13 +92,13 @@ def ways(made: Iterable[Product]) -> dict[str, tuple[Way, ...]]:
     return {place: tuple(sorted(x)) for place, x in sorted(found.items())}
 
 
-def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
+def ways_by_label(module: Module) -> dict[str, tuple[Way, ...]]:
     """Return {label of a program's product: the ways in which it is made}, "" for those without a label.
 
     A product of one term is a multiplication alone, on the vector unit.
     """
     found: dict[str, set[Way]] = {}
-    for p in products(module):
+    for p in products_of(module):
         found.setdefault(p.label, set()).add(p.way)
     for computation, x in module.walk():
         label = label_in(x.op_name)
@@ -132,7 +134,7 @@ def _is_narrow(computation: Computation, name: str) -> bool:
     """Whether a value, or what it was cast from where it lies, is in a format that one pass does not round."""
     while True:
         made = computation.instructions[name]
-        if isinstance(made.type, Shape) and NARROW.fullmatch(made.type.dtype):
+        if isinstance(made.type, ArrayType) and NARROW.fullmatch(made.type.dtype):
             return True
         if made.opcode not in MOVES:
             return False

@@ -19,15 +19,19 @@ def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     path = checkpoint.path
     if path.is_file():
         metadata = GgufFile.open(path).metadata
-        return checked([metadata[key] for key in GGUF_KEYS if key in metadata], checkpoint.config.vocab, str(path))
+        return check_token_ids(
+            [metadata[key] for key in GGUF_KEYS if key in metadata], checkpoint.config.vocab, str(path)
+        )
     for name in ("generation_config.json", "config.json"):
         given = json_table(path / name, "").get("eos_token_id") if (path / name).is_file() else None
         if given is not None:
-            return checked(given if isinstance(given, list) else [given], checkpoint.config.vocab, str(path / name))
+            return check_token_ids(
+                given if isinstance(given, list) else [given], checkpoint.config.vocab, str(path / name)
+            )
     return ()
 
 
-def checked(ids: Iterable[Any], vocab: int, where: str) -> tuple[int, ...]:
+def check_token_ids(ids: Iterable[Any], vocab: int, where: str) -> tuple[int, ...]:
     """Return token ids, each once; raises UserError for one that is none, or outside the vocabulary."""
     found = []
     for i in ids:

@@ -15,14 +15,14 @@ FUSED = {
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitTensors:
     """Tensors underneath, their fused projections as parts: ``parts`` maps a part to (stored name, rows)."""
 
     inner: Tensors
     parts: Mapping[str, tuple[str, slice]]
 
     @classmethod
-    def of(cls, inner: Tensors, config: DecoderConfig) -> "Split | Tensors":
+    def of(cls, inner: Tensors, config: DecoderConfig) -> "SplitTensors | Tensors":
         """Return the tensors with every fused projection split; as they are where nothing is fused."""
         q, kv, f = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.mlp_width
         sizes = {"self_attn.qkv_proj": (q, kv, kv), "mlp.gate_up_proj": (f, f)}
@@ -46,12 +46,12 @@ class Split:
             found[part] = (rows.stop - rows.start, *inner[stored][1:])
         return found
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return a tensor, a part as a view of what it is cut from."""
         if name not in self.parts:
-            return self.inner.read(name)
+            return self.inner.read_tensor(name)
         stored, rows = self.parts[name]
-        return self.inner.read(stored)[rows]
+        return self.inner.read_tensor(stored)[rows]
 
     def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return FP64 values before rounding, None where nothing was rounded."""

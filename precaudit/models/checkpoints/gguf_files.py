@@ -124,7 +124,7 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor, shape = self._tensors[name], self.shapes()[name]
-        if self._permuted(name):
+        if self._is_permuted(name):
             x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
             return self._unpermute(name, x)[rows]
         x = dequantize(tensor.data[rows], tensor.tensor_type).astype(np.float32, copy=False).reshape(-1, *shape[1:])
@@ -132,7 +132,7 @@ class GgufFile:
             return x - np.float32(1)  # llama.cpp stores 1 + w
         return x
 
-    def _permuted(self, name: str) -> bool:
+    def _is_permuted(self, name: str) -> bool:
         return self.arch == "llama" and ".".join(name.split(".")[-3:]) in PERMUTED
 
     def _unpermute(self, name: str, x: Array) -> Array:
@@ -141,14 +141,14 @@ class GgufFile:
         n = int(self.metadata.get(f"{arch}.attention.{key}", self.metadata[f"{arch}.attention.head_count"]))
         return x.reshape(n, x.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(x.shape)
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return the dequantised tensor rounded to bfloat16; the file's pages are let go of."""
         if name in self._kept:
             return self._kept[name]
         x = np.empty(self.shapes()[name], FORMATS[MODEL_FORMAT].dtype)
         # FP32 to bfloat16 is one rounding, to nearest even, in ml_dtypes.
         with np.errstate(invalid="ignore", over="ignore"):
-            for rows in [ALL] if self._permuted(name) else row_blocks(x.shape):
+            for rows in [ALL] if self._is_permuted(name) else row_blocks(x.shape):
                 x[rows] = self._dequantise(name, rows)
         release(self._tensors[name].data)
         if self._small or name == EMBEDDING:

@@ -17,7 +17,7 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.match(name))
 
 
-def held(name: str) -> Path | None:
+def cached_snapshot(name: str) -> Path | None:
     """Return the folder of a hub id's snapshot where it is cached whole; the network is not asked.
 
     Raises UserError for a name the hub cannot hold.
@@ -44,7 +44,7 @@ def snapshot(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repository, _, revision = name.partition("@")
-    if (found := held(name)) is not None:
+    if (found := cached_snapshot(name)) is not None:
         return found
     try:
         return Path(

@@ -23,10 +23,10 @@ class TensorCheck(NamedTuple):
     sha256: str
 
 
-def checked(checkpoint: Checkpoint) -> Iterator[TensorCheck]:
+def inspect_tensors(checkpoint: Checkpoint) -> Iterator[TensorCheck]:
     """Read every tensor, one at a time."""
     for name in sorted(checkpoint.tensors.shapes()):
-        x = np.ascontiguousarray(checkpoint.tensors.read(name))
+        x = np.ascontiguousarray(checkpoint.tensors.read_tensor(name))
         flat, bad, largest = x.reshape(-1), 0, 0.0
         for rows in row_blocks(flat.shape):
             part = widen(flat[rows])
@@ -37,13 +37,13 @@ def checked(checkpoint: Checkpoint) -> Iterator[TensorCheck]:
         yield TensorCheck(name, tuple(x.shape), x.dtype.name, bad, largest, digest)
 
 
-def formats(checkpoint: Checkpoint) -> dict[str, int]:
+def tensor_formats(checkpoint: Checkpoint) -> dict[str, int]:
     """Return how many tensors are read in each format; reads one tensor of every kind and shape."""
     found: Counter[str] = Counter()
     known: dict[tuple[str, tuple[int, ...]], str] = {}
     for name, shape in checkpoint.tensors.shapes().items():
         kind = (name.split(".")[-2] if "." in name else name, shape)
         if kind not in known:
-            known[kind] = checkpoint.tensors.read(name).dtype.name
+            known[kind] = checkpoint.tensors.read_tensor(name).dtype.name
         found[known[kind]] += 1
     return dict(found)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from precaudit.errors import UserError, nearest
 from precaudit.models.configs import DecoderConfig
-from precaudit.numbers.arrays import Array
+from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.toml import toml_table
 
 NAMES = "names.toml"
@@ -19,31 +20,35 @@ SIZES = {"two": 2}  # axes of a pattern that no array tells
 ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies are stretched
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MapEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
 
-    Without ``axes`` it is as it is stored.
+    Without ``axes`` it is as it is stored. ``sizes``: of axes in brackets; the tensor is what is stored ``times`` a
+    constant, ``plus`` another.
     """
 
     path: str
     axes: str = ""
+    sizes: dict[str, int] = {}
+    times: float = 1.0
+    plus: float = 0.0
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves.
 
     ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with. ``interleaved``: entries
-    of trees whose RoPE turns neighbouring elements of a head; ``rope``: whether this one does (``rotated``).
+    of trees whose RoPE turns neighbouring elements of a head; ``rope``: whether this one does (``with_rope``).
     """
 
     checkpoint: str = "."
     layout: str = ""
     prefix: str = ""
     config: dict[str, float | str] = {}
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, MapEntry] = {}
     ignore: tuple[str, ...] = ()
     rope: Literal["", "halves", "interleaved"] = ""
-    interleaved: dict[str, Entry] = {}
+    interleaved: dict[str, MapEntry] = {}
 
 
 Map = TypeVar("Map", bound=Layout)
@@ -51,14 +56,14 @@ Map = TypeVar("Map", bound=Layout)
 
 def read_layout(folder: Path) -> Layout:
     """Return a folder's names map, a shipped one filled in; raises UserError naming file and field."""
-    own = parsed(folder / NAMES, (folder / NAMES).read_bytes(), Layout)
+    own = parse_map(folder / NAMES, (folder / NAMES).read_bytes(), Layout)
     if not own.layout:
         return own
     maps = resources.files("precaudit") / "models" / "checkpoints" / "maps"
     known = sorted(p.name.removesuffix(".toml") for p in maps.iterdir() if p.name.endswith(".toml"))
     if own.layout not in known:
         raise UserError(f"{folder / NAMES}: unknown layout {own.layout!r}{nearest(own.layout, known)}")
-    shipped = parsed(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes(), Layout)
+    shipped = parse_map(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes(), Layout)
     others = {name: entry for name, entry in shipped.interleaved.items() if name not in own.tensors}
     return Layout(
         own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
@@ -66,7 +71,7 @@ def read_layout(folder: Path) -> Layout:
     )  # fmt: skip
 
 
-def parsed(where: Path, data: bytes, kind: type[Map]) -> Map:
+def parse_map(where: Path, data: bytes, kind: type[Map]) -> Map:
     """Return a names map of a kind; raises UserError naming file and field."""
     table = toml_table(data, str(where))
     try:
@@ -75,7 +80,7 @@ def parsed(where: Path, data: bytes, kind: type[Map]) -> Map:
         raise UserError(f"{where}: {error}") from None
 
 
-def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConfig:
+def with_constants(config: DecoderConfig, layout: Layout, where: str) -> DecoderConfig:
     """Return the configuration with a map's constants; raises UserError for one that is not known."""
     names = {"1/sqrt(width)": 1 / sqrt(config.width), "sqrt(width)": sqrt(config.width)}
     changed: dict[str, Any] = {}
@@ -90,7 +95,7 @@ def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConf
     return msgspec.structs.replace(config, **changed)
 
 
-def rotated(layout: Layout, config: DecoderConfig, where: str) -> Layout:
+def with_rope(layout: Layout, config: DecoderConfig, where: str) -> Layout:
     """Return a map with the entries of its tree's RoPE: those of ``rope``, else those that the configuration decides.
 
     MaxText 0.2.5 turns a head's halves, stretched linearly or not at all; Llama 3.1's stretched RoPE turns neighbours
@@ -111,15 +116,15 @@ def rotated(layout: Layout, config: DecoderConfig, where: str) -> Layout:
     return msgspec.structs.replace(layout, tensors=tensors)
 
 
-def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[Entry, int]:
+def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[MapEntry, int]:
     """Return where a tensor lies, its path whole, and its layer."""
     parts = name.split(".")
     layer = int(parts[2]) if name.startswith("model.layers.") else 0
     general = ".".join([*parts[:2], "{i}", *parts[3:]]) if name.startswith("model.layers.") else name
     if not layout.tensors:
-        candidates = [Entry(name), Entry(name.replace(".", "/"))]
-    elif general in layout.tensors:
-        candidates = [layout.tensors[general]]
+        candidates = [MapEntry(name), MapEntry(name.replace(".", "/"))]
+    elif name in layout.tensors or general in layout.tensors:
+        candidates = [layout.tensors.get(name) or layout.tensors[general]]
     else:
         raise UserError(f"{where}: no entry for {general!r}{nearest(general, layout.tensors)}")
     for entry in candidates:
@@ -129,24 +134,37 @@ def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -
     raise UserError(f"{where}: {name!r} should lie at {path!r}, which is not there{nearest(path, stored)}")
 
 
-def _stored_axes(entry: Entry) -> list[str]:
+def _stored_axes(entry: MapEntry) -> list[str]:
     """Return the left side of a pattern, an axis of the stored array each."""
     return re.findall(r"\([^)]*\)|[^\s()]+", entry.axes.partition("->")[0])
 
 
-def layer_axis(entry: Entry) -> int | None:
+def layer_axis(entry: MapEntry) -> int | None:
     """Return the axis of the stored array that is the layers'; None where there is none."""
     axes = _stored_axes(entry)
     return axes.index("l") if "l" in axes else None
 
 
-def turned(entry: Entry, x: Array, name: str) -> Array:
+def arrange_entry(entry: MapEntry, x: Array, name: str) -> Array:
     """Return an array without its layers' axis, its other axes as the pattern has them; raises UserError."""
+    if not entry.axes:
+        return x
     before = " ".join(a for a in _stored_axes(entry) if a != "l")
-    return rearranged(x, f"{before} ->{entry.axes.partition('->')[2]}", f"names map: {name!r} of {entry.path!r}")
+    where = f"names map: {name!r} of {entry.path!r}"
+    return rearrange_axes(x, f"{before} ->{entry.axes.partition('->')[2]}", where, entry.sizes)
 
 
-def rearranged(x: Array, pattern: str, where: str, given: Mapping[str, int] | None = None) -> Array:
+def entry_values(entry: MapEntry, x: Array, name: str) -> Array:
+    """Return a tensor's values by an array without its layers' axis, in FP64 where constants belong to them."""
+    found = np.ascontiguousarray(arrange_entry(entry, x, name))
+    if (entry.times, entry.plus) == (1.0, 0.0):
+        return found
+    if not (isfinite(entry.times) and isfinite(entry.plus)):
+        raise UserError(f"names map: {name!r}: times = {entry.times}, plus = {entry.plus}: no finite numbers")
+    return widen(found) * entry.times + entry.plus
+
+
+def rearrange_axes(x: Array, pattern: str, where: str, given: Mapping[str, int] | None = None) -> Array:
     """Return an array's axes as an einops pattern has them; raises UserError where it does not fit.
 
     ``given``: sizes of axes that no array tells.

@@ -15,12 +15,12 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.models import configs
 from precaudit.models.checkpoints import names, orbax_files, tokenizers
-from precaudit.models.checkpoints.fused import Split
+from precaudit.models.checkpoints.fused import SplitTensors
 from precaudit.models.checkpoints.gguf_files import GgufFile
-from precaudit.models.checkpoints.hub import held, is_hub_id, snapshot
+from precaudit.models.checkpoints.hub import cached_snapshot, is_hub_id, snapshot
 from precaudit.models.checkpoints.quantised import Quantised
 from precaudit.models.checkpoints.safetensors_files import SafetensorsFiles
-from precaudit.models.checkpoints.scaled import Scaled
+from precaudit.models.checkpoints.scaled import ScaledTensors
 from precaudit.models.checkpoints.tensors import FileHashes, Rounded, Tensors, as_tied, check_tensors
 from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig
 from precaudit.numbers.arrays import Array
@@ -81,7 +81,7 @@ class Checkpoint:
         """
         if how == "exact" or not self.rounds_factor:
             return self
-        kept = self.tensors.read(EMBEDDING).dtype
+        kept = self.tensors.read_tensor(EMBEDDING).dtype
         factor = np.float32(self.config.embed_scale).astype(kept if kept.itemsize in (2, 4) else np.float32)
         return replace(self, config=msgspec.structs.replace(self.config, embed_scale=float(factor)))
 
@@ -97,7 +97,30 @@ def open_checkpoint(name: str, allowed: Collection[str] = ()) -> Checkpoint:
     return _open_gguf(label, path) if path.is_file() else _open_folder(label, path, allowed)
 
 
-def installed() -> dict[str, tuple[bool, str]]:
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint's tensors, whether or not they are all there; its configuration, where one says what they mean."""
+
+    path: Path
+    tensors: Tensors
+    config: DecoderConfig | None
+
+
+def open_tensors(name: str) -> Opened:
+    """Open a model's tensors as ``open_checkpoint`` does, but for what is missing, or more than there should be.
+
+    A folder without config.json holds the tensors of its safetensors files under their names.
+    """
+    path = _locate(name)
+    if path.is_dir() and not (path / "config.json").is_file():
+        return Opened(path, SafetensorsFiles.open(_weight_files(path)), None)
+    if path.is_dir() and not (path / names.NAMES).is_file():
+        return Opened(path, *_folder_tensors(path, ()))
+    found = open_checkpoint(name)
+    return Opened(path, found.tensors, found.config)
+
+
+def named_models() -> dict[str, tuple[bool, str]]:
     """Return {name: (whether it is there, how to install it)} of the models that have names."""
     try:
         there = _smollm2().is_file()
@@ -121,7 +144,7 @@ def recorded_source(reference: str) -> str:
     """
     if Path(reference).expanduser().exists() or not is_hub_id(reference):
         return reference
-    found = held(reference)
+    found = cached_snapshot(reference)
     if found is None:
         raise UserError(f"{reference} is not in the hub's cache here, and what a run names is not fetched")
     return str(found)
@@ -166,28 +189,40 @@ def _open_gguf(label: str, path: Path) -> Checkpoint:
 
 
 def _tokenizer_of_gguf(file: GgufFile) -> Callable[[], Any]:
-    return lambda: tokenizers.from_gguf(file.metadata, str(file.path))
+    return lambda: tokenizers.tokenizer_from_gguf(file.metadata, str(file.path))
 
 
 def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoint:
-    config_path = folder / "config.json"
-    raw = json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
-    config = configs.from_config_json(raw, str(config_path), allowed)
+    raw = _folder_config(folder)
     passed = tuple(sorted(set(allowed) & set(raw)))
     if (folder / names.NAMES).is_file():
+        config = configs.from_config_json(raw, str(folder / "config.json"), allowed)
         return replace(_open_orbax(label, folder, config), allowed=passed)
-    files = _weight_files(folder)
-    tensors = Split.of(Scaled.of(SafetensorsFiles.open(files), _block(raw, config_path), str(folder)), config)
+    tensors, config = _folder_tensors(folder, allowed)
     check_tensors(config, tensors, str(folder))
     config = as_tied(config, tensors)
     make = partial(tokenizers.from_folder, folder)
-    return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), make, passed)
+    return Checkpoint(label, folder, config, tensors, FileHashes(tuple(_weight_files(folder))), make, passed)
+
+
+def _folder_config(folder: Path) -> dict[str, Any]:
+    return json_table(
+        folder / "config.json", f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file"
+    )
+
+
+def _folder_tensors(folder: Path, allowed: Collection[str]) -> tuple[Tensors, DecoderConfig]:
+    raw = _folder_config(folder)
+    config = configs.from_config_json(raw, str(folder / "config.json"), allowed)
+    stored = SafetensorsFiles.open(_weight_files(folder))
+    scaled = ScaledTensors.of(stored, _block(raw, folder / "config.json"), str(folder))
+    return SplitTensors.of(scaled, config), config
 
 
 def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
     where = str(folder / names.NAMES)
-    layout = names.rotated(names.read_layout(folder), config, where)
-    config = names.configured(config, layout, where)
+    layout = names.with_rope(names.read_layout(folder), config, where)
+    config = names.with_constants(config, layout, where)
     tensors = orbax_files.OrbaxFiles.open(folder, layout, config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, _orbax_hashes(folder), lambda: tokenizers.from_folder(folder))
@@ -195,9 +230,9 @@ def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
 
 def _orbax_hashes(folder: Path) -> FileHashes:
     """Return the hashes of an Orbax checkpoint's files and of its map; of one in a bucket what its listing says."""
-    root = orbax_files.place(folder, names.read_layout(folder))
+    root = orbax_files.checkpoint_path(folder, names.read_layout(folder))
     if not isinstance(root, Path):
-        return FileHashes((folder / names.NAMES,), orbax_files.listing(root))
+        return FileHashes((folder / names.NAMES,), orbax_files.bucket_listing(root))
     found = (p for p in root.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
     return FileHashes((folder / names.NAMES, *sorted(found)))
 

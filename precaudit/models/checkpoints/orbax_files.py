@@ -19,9 +19,17 @@ from typing import Any
 import numpy as np
 
 from precaudit.errors import UserError
-from precaudit.models.checkpoints.names import NAMES, Entry, Layout, entry_of, layer_axis, turned
+from precaudit.models.checkpoints.names import (
+    NAMES,
+    Layout,
+    MapEntry,
+    arrange_entry,
+    entry_of,
+    entry_values,
+    layer_axis,
+)
 from precaudit.models.checkpoints.tensors import ALL, check_format
-from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.models.configs import DecoderConfig, model_tensors
 from precaudit.numbers.arrays import Array
 
 INSTALL = "pip install 'precaudit[orbax]'"
@@ -39,16 +47,16 @@ class OrbaxFiles:
     ocdbt: bool
     zarr3: bool
     stored: Mapping[str, str]
-    entries: Mapping[str, tuple[Entry, int]]
+    entries: Mapping[str, tuple[MapEntry, int]]
     _opened: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, config: DecoderConfig) -> "OrbaxFiles":
         """Read the checkpoint's metadata; raises UserError where it is broken or lacks a tensor of the map."""
-        root = place(folder, layout)
+        root = checkpoint_path(folder, layout)
         stored, ocdbt, zarr3 = _metadata(root)
         entries = {}
-        for name in expected_tensors(config):
+        for name in model_tensors(config):
             entries[name] = entry_of(name, layout, stored, str(folder / NAMES))
         below = f"{layout.prefix}/" if layout.prefix else ""
         passed = tuple(below + path for path in layout.ignore)
@@ -73,18 +81,16 @@ class OrbaxFiles:
             if at is not None and at < len(shape) and layer >= shape[at]:
                 raise UserError(f"{self.root}: {entry.path!r} {list(shape)} has no layer {layer}")
             left = tuple(n for axis, n in enumerate(shape) if axis != at)
-            found[name] = turned(entry, np.broadcast_to(np.int8(0), left), name).shape
+            found[name] = arrange_entry(entry, np.broadcast_to(np.int8(0), left), name).shape
         return found
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return a tensor; of a stacked one only its layer is read."""
         entry, layer = self.entries[name]
         array = self._array(entry.path)
-        if not entry.axes:
-            return self._values(array, entry.path)
         at = layer_axis(entry)
         part = array if at is None else array[(slice(None),) * at + (layer,)]
-        return np.ascontiguousarray(turned(entry, self._values(part, entry.path), name))
+        return entry_values(entry, self._values(part, entry.path), name)
 
     def original(self, _name: str, _rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
@@ -124,10 +130,10 @@ class OrbaxFiles:
         return array
 
 
-def place(folder: Path, layout: Layout) -> Any:
+def checkpoint_path(folder: Path, layout: Layout) -> Any:
     """Return where the checkpoint lies: a folder below ``folder``, or a path in a bucket; raises UserError."""
     if layout.checkpoint.startswith(REMOTE):
-        _installed(layout.checkpoint)
+        _require_orbax(layout.checkpoint)
         from etils import epath
 
         return epath.Path(layout.checkpoint)
@@ -137,7 +143,7 @@ def place(folder: Path, layout: Layout) -> Any:
     return root
 
 
-def listing(root: Any) -> str:
+def bucket_listing(root: Any) -> str:
     """Return names, sizes and times of what lies in a bucket: its contents are not read to tell it from another."""
 
     def files(folder: Any) -> Iterator[Any]:
@@ -150,7 +156,7 @@ def listing(root: Any) -> str:
     return "".join(f"{p.relative_to(root)} {p.stat().length} {p.stat().mtime}\n" for p in files(root))
 
 
-def _installed(where: Any) -> None:
+def _require_orbax(where: Any) -> None:
     try:
         import orbax.checkpoint  # noqa: F401
     except ImportError:
@@ -159,7 +165,7 @@ def _installed(where: Any) -> None:
 
 def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
     """Return every array's key by its path, and whether they lie in an OCDBT and as Zarr 3."""
-    _installed(root)
+    _require_orbax(root)
     import orbax.checkpoint
     from orbax.checkpoint import type_handlers
 

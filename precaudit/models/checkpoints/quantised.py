@@ -27,14 +27,14 @@ class Quantised:
         """Shapes of the tensors underneath."""
         return self.inner.shapes()
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return a tensor; of integers scale · integer in FP64, which no narrower format holds."""
         if not self.holds(name):
-            return self.inner.read(name)
+            return self.inner.read_tensor(name)
         rows, width = self.inner.shapes()[name]
         out = np.empty((rows, width))
         for some in row_blocks(out.shape):
-            out[some] = dequantise(*self._made(name, some), width)
+            out[some] = dequantise(*self._scaled_rows(name, some), width)
         return out
 
     def original(self, name: str, rows: slice = ALL) -> Array | None:
@@ -45,7 +45,7 @@ class Quantised:
         """Return a tensor's integers [G, N, n], int8 or int4, and scales float32 [G, N]; None where it has none."""
         if not self.holds(name):
             return None
-        parts = [self._made(name, some) for some in row_blocks(self.inner.shapes()[name])]
+        parts = [self._scaled_rows(name, some) for some in row_blocks(self.inner.shapes()[name])]
         values, scales = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
         return values.astype(np.int8 if self.to.bits > 4 else ml_dtypes.int4), scales
 
@@ -53,9 +53,9 @@ class Quantised:
         """Whether a tensor is held as integers."""
         return name.endswith(PROJECTIONS) or (self.embeddings and name in (EMBEDDING, HEAD))
 
-    def _made(self, name: str, rows: slice) -> tuple[Array, Array]:
+    def _scaled_rows(self, name: str, rows: slice) -> tuple[Array, Array]:
         return quantise(self._before(name, rows), self.to)
 
     def _before(self, name: str, rows: slice) -> Array:
         before = self.inner.original(name, rows)
-        return widen(self.inner.read(name)[rows]) if before is None else before
+        return widen(self.inner.read_tensor(name)[rows]) if before is None else before

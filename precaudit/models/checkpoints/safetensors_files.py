@@ -36,7 +36,7 @@ MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: byte offsets within the file."""
 
     dtype: str
@@ -45,7 +45,7 @@ class Entry:
     end: int
 
 
-def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Entry]:
+def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file; raises UserError when the header contradicts the file or itself.
 
     ``also``: formats to take that no model has, ``WORDS`` or ``ANYTHING``.
@@ -70,7 +70,7 @@ def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Entr
     return entries
 
 
-def _check_bytes(path: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+def _check_bytes(path: Path, entries: Mapping[str, TensorEntry], start: int, size: int) -> None:
     """Raise UserError unless the tensors lie one behind the other and fill the file, as the format has it.
 
     A file that says one byte of two tensors, or of none, shows another reader other weights.
@@ -93,7 +93,7 @@ def _check_bytes(path: Path, entries: Mapping[str, Entry], start: int, size: int
         )
 
 
-def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mapping[str, str]) -> Entry:
+def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mapping[str, str]) -> TensorEntry:
     try:
         stored, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         sound = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and isinstance(stored, str)
@@ -110,7 +110,7 @@ def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mappin
             f"{path}: tensor {name!r} {shape} {stored} claims bytes {begin} to {end}, needs {nbytes}, "
             f"and the file holds {max(size - start, 0)}: truncated or altered"
         )
-    return Entry(dtype, tuple(shape), start + begin, start + end)
+    return TensorEntry(dtype, tuple(shape), start + begin, start + end)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -121,7 +121,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 class SafetensorsFiles:
     """Tensors of one or several safetensors files; ``where`` maps each name to its file."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     where: Mapping[str, Path]
     _maps: dict[Path, Array] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class SafetensorsFiles:
 
         ``also``: as of ``read_header``.
         """
-        entries: dict[str, Entry] = {}
+        entries: dict[str, TensorEntry] = {}
         where: dict[str, Path] = {}
         for path in paths:
             for name, entry in read_header(path, also).items():
@@ -144,7 +144,7 @@ class SafetensorsFiles:
         """Every tensor's shape."""
         return {name: e.shape for name, e in self.entries.items()}
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return a read-only view of the file."""
         entry = self.entries[name]
         dtype = _dtype(entry.dtype)

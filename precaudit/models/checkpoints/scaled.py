@@ -20,7 +20,7 @@ MODEL_FORMAT = "bfloat16"
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledTensors:
     """Tensors underneath; ``scales`` maps a tensor to the name of its scale; ``block``: rows and columns of a block."""
 
     inner: Tensors
@@ -28,7 +28,7 @@ class Scaled:
     block: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, inner: Tensors, block: tuple[int, ...] | None, where: str) -> "Scaled | Tensors":
+    def of(cls, inner: Tensors, block: tuple[int, ...] | None, where: str) -> "ScaledTensors | Tensors":
         """Return the tensors with scales taken in; as they are where there are none.
 
         Raises UserError for a scale whose shape does not fit its tensor.
@@ -51,10 +51,10 @@ class Scaled:
         shapes = self.inner.shapes().items()
         return {name: shape for name, shape in shapes if name not in hidden and not name.endswith(".input_scale")}
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return the tensor, times its scale and rounded to bfloat16 where it has one."""
         if name not in self.scales:
-            return self.inner.read(name)
+            return self.inner.read_tensor(name)
         out = np.empty(self.inner.shapes()[name], FORMATS[MODEL_FORMAT].dtype)
         for rows in row_blocks(out.shape):
             out[rows] = self._product(name, rows).astype(np.float32).astype(out.dtype)
@@ -68,7 +68,7 @@ class Scaled:
         return x if (widen(as_format(x, MODEL_FORMAT)) != x).any() else None
 
     def _product(self, name: str, rows: slice) -> Array:
-        stored, scale = self.inner.read(name), widen(self.inner.read(self.scales[name]))
+        stored, scale = self.inner.read_tensor(name), widen(self.inner.read_tensor(self.scales[name]))
         if prod(scale.shape) == 1:
             return np.asarray(widen(stored[rows]) * scale.reshape(()))
         blocks = _blocks(stored.shape, scale.shape, self.block)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
-from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
+from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, model_tensors
 from precaudit.numbers.arrays import Array, as_format, release, widen
 from precaudit.numbers.formats import FORMATS
 
@@ -44,7 +44,7 @@ class Tensors(Protocol):
         """Every tensor's shape."""
         ...
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return the tensor's values as the model uses them (a view of the file where it can be)."""
         ...
 
@@ -65,9 +65,9 @@ class Rounded:
         """Shapes of the tensors underneath."""
         return self.inner.shapes()
 
-    def read(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         """Return the tensor rounded to the format."""
-        stored = self.inner.read(name)
+        stored = self.inner.read_tensor(name)
         if name in self.kept:
             return stored
         out = np.empty(stored.shape, FORMATS[self.format].dtype)
@@ -81,7 +81,7 @@ class Rounded:
         before = self.inner.original(name, rows)
         if name in self.kept:
             return before
-        x = widen(self.inner.read(name)[rows]) if before is None else before
+        x = widen(self.inner.read_tensor(name)[rows]) if before is None else before
         return x if (widen(as_format(x, self.format)) != x).any() else None
 
 
@@ -110,7 +110,7 @@ def check_tensors(config: DecoderConfig, tensors: Tensors, where: str) -> None:
     found = tensors.shapes()
     if config.layers > len(found):
         raise UserError(f"{where}: {config.layers} layers, but only {len(found)} tensors: some are missing")
-    expected = expected_tensors(config)
+    expected = model_tensors(config)
     for name, shape in expected.items():
         if name not in found:
             raise UserError(f"{where}: tensor {name!r} {list(shape)} is missing{nearest(name, found)}")
@@ -133,7 +133,7 @@ def as_tied(config: DecoderConfig, tensors: Tensors) -> DecoderConfig:
     if not config.tied or HEAD not in shapes:
         return config
     if shapes[HEAD] == shapes[EMBEDDING]:
-        a, b = tensors.read(HEAD), tensors.read(EMBEDDING)
+        a, b = tensors.read_tensor(HEAD), tensors.read_tensor(EMBEDDING)
         same = all(np.array_equal(widen(a[rows]), widen(b[rows])) for rows in row_blocks(a.shape))
         release(a)
         if same:

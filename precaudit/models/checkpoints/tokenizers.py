@@ -89,20 +89,20 @@ def _plain(folder: Path) -> PlainTokenizer | None:
     if not (folder / "tokenizer.json").is_file() or (folder / "added_tokens.json").exists():
         return None
     beside = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    files = [_read(path) for path in beside if path.is_file()]
+    files = [_read_settings(path) for path in beside if path.is_file()]
     if not all(said.keys() <= SILENT | NAMED for said in files):
         return None
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    known = {str(i): _said(token) for i, token in backend.get_added_tokens_decoder().items()}
+    known = {str(i): _token_fields(token) for i, token in backend.get_added_tokens_decoder().items()}
     added = [x for said in files for x in (said.get("added_tokens_decoder") or {}).items()]
     named = [said[key] for said in files for key in NAMED if said.get(key) is not None]
     named += [token for said in files for token in said.get("additional_special_tokens") or ()]
     bpe = type(backend.model).__name__ == "BPE"  # what transformers decodes by other kinds, it cleans up
     if (
-        not {_said(token)["content"] for token in named} <= {token["content"] for token in known.values()}
-        or any(known.get(i) != _said(token) for i, token in added)
+        not {_token_fields(token)["content"] for token in named} <= {token["content"] for token in known.values()}
+        or any(known.get(i) != _token_fields(token) for i, token in added)
         or (not bpe and any(said.get("clean_up_tokenization_spaces") for said in files))
         or backend.get_vocab_size() > LARGEST
     ):
@@ -112,7 +112,7 @@ def _plain(folder: Path) -> PlainTokenizer | None:
     return PlainTokenizer(backend, lambda: _whole(folder))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> dict[str, Any]:
     """Return what a file of settings says; raises ValueError naming the file where it is no JSON object."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
     return said
 
 
-def _said(token: Any) -> dict[str, Any]:
+def _token_fields(token: Any) -> dict[str, Any]:
     """Return what an added token is, whether a file writes it or the library does."""
     if isinstance(token, str):
         return {"content": token}
@@ -133,13 +133,13 @@ def _said(token: Any) -> dict[str, Any]:
     return {key: get(key, None) for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")}
 
 
-def from_gguf(metadata: dict[str, Any], where: str) -> Any:
+def tokenizer_from_gguf(metadata: dict[str, Any], where: str) -> Any:
     """Return the tokenizer of GGUF metadata: byte-level BPE here, other kinds by transformers' converter."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if metadata.get("tokenizer.ggml.model") != "gpt2" or kind not in GGUF_PRETOKENIZERS:
-        return _converted(metadata, where)
+        return _convert_tokenizer(metadata, where)
     try:
         tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
         kinds = metadata.get("tokenizer.ggml.token_type", [])
@@ -171,7 +171,7 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
     return fast
 
 
-def _converted(metadata: dict[str, Any], where: str) -> Any:
+def _convert_tokenizer(metadata: dict[str, Any], where: str) -> Any:
     """Return the tokenizer transformers makes of GGUF metadata (SentencePiece, other pre-tokenizers).
 
     Its own reader of the file needs torch; its conversion does not.

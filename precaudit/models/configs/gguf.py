@@ -40,14 +40,14 @@ def from_gguf(
     if arch == "llama" and {"blk.0.attn_q.bias", "blk.0.attn_k.bias"} & names:
         raise UserError(f"{where}: biases on q and k of a llama GGUF, whose row order is not known, are not supported")
     try:
-        return _mapped(arch, field, meta, names, divisors)
+        return _to_config(arch, field, meta, names, divisors)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{where}: a metadata field has the wrong kind of value: {error}") from None
 
 
-def _mapped(
+def _to_config(
     arch: str, field: Field, meta: Mapping[str, Any], names: set[str], divisors: Sequence[float] | None
 ) -> DecoderConfig:
     heads, width = int(field("attention.head_count")), int(field("embedding_length"))

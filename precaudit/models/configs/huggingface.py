@@ -95,7 +95,7 @@ def _windows(kinds: list[str], window: int | None) -> dict[str, Any]:
     return {"window": window, "full_layers": full}
 
 
-def _switched(raw: Raw) -> dict[str, Any]:
+def _sliding_windows(raw: Raw) -> dict[str, Any]:
     """Windows as Qwen has them: off unless use_sliding_window, from layer max_window_layers on."""
     window = take(raw, "sliding_window", int, 4096, null=True)
     if not take(raw, "use_sliding_window", bool, False):
@@ -122,7 +122,7 @@ def _mistral(raw: Raw) -> dict[str, Any]:
 
 def _qwen3(raw: Raw) -> dict[str, Any]:
     biased = take(raw, "attention_bias", bool, False)
-    return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_switched(raw)}
+    return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_sliding_windows(raw)}
 
 
 def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ GEMMA = WINDOWS | {"attention_bias", "query_pre_attn_scalar", "attn_logit_softca
 MULTIPLIERS = frozenset(["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"])
 SOURCES = {
     "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"]), head_dim_null=True),
-    "qwen2": Source(lambda raw: {"qkv_bias": True, **_switched(raw)}, SWITCHED, 32768, kv_heads=32),
+    "qwen2": Source(lambda raw: {"qkv_bias": True, **_sliding_windows(raw)}, SWITCHED, 32768, kv_heads=32),
     "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128, kv_heads=32),
     "qwen3_moe": Source(
         _qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4, heads_if_null=False
@@ -239,7 +239,7 @@ def from_config_json(raw: Raw, where: str, allowed: Collection[str] = ()) -> Dec
     mathematics unchanged.
     """
     try:
-        return _mapped(raw, allowed)
+        return _to_config(raw, allowed)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except KeyError as error:
@@ -248,7 +248,7 @@ def from_config_json(raw: Raw, where: str, allowed: Collection[str] = ()) -> Dec
         raise UserError(f"{where}: a field has the wrong kind of value: {error}") from None
 
 
-def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
+def _to_config(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     family = raw.get("model_type")
     if family == "gemma3" and "text_config" in raw:
         raise UserError("a Gemma 3 with vision; only its text model (model_type gemma3_text) is supported")

@@ -7,7 +7,7 @@ from precaudit.schema.configuration import DecoderConfig
 from precaudit.schema.policies import Policy, window_of
 
 
-def attended(config: DecoderConfig, policy: Policy) -> DecoderConfig:
+def with_window(config: DecoderConfig, policy: Policy) -> DecoderConfig:
     """Return a model's configuration with the window of keys that a policy leaves to attention, in every layer.
 
     The model itself, whose forward error is told from FP64, has the configuration that is given. Raises UserError for a

@@ -33,14 +33,14 @@ def read_rope(raw: Raw, usual: float, context: int) -> tuple[float, RopeScaling 
     Raises UserError with the table that is wrong.
     """
     try:
-        return _read(raw, usual, context)
+        return _read_rope(raw, usual, context)
     except UserError as error:
         name = next((n for n in ("rope_scaling", "rope_parameters") if raw.get(n)), "")
         told = f", {name} = {str(raw[name])[:200]}" if name else ""
         raise UserError(f"RoPE{told}: {error}") from None
 
 
-def _read(raw: Raw, usual: float, context: int) -> tuple[float, RopeScaling | None, float, int]:
+def _read_rope(raw: Raw, usual: float, context: int) -> tuple[float, RopeScaling | None, float, int]:
     family, older, newer = raw["model_type"], _table(raw, "rope_scaling"), _table(raw, "rope_parameters")
     nested = [k for k, v in newer.items() if k.endswith("_attention") or isinstance(v, Mapping)]
     if family == "gemma3_text":  # what lies beside the two tables is not read
@@ -71,10 +71,10 @@ def _read(raw: Raw, usual: float, context: int) -> tuple[float, RopeScaling | No
         share = 1.0  # transformers turns whole heads here, whatever partial_rotary_factor says
     elif share != 1.0:
         raise UserError(f"partial_rotary_factor = {share:g} with rope_type {kind!r}: only phi3 turns a part of a head")
-    return (theta, *_scaled(raw, rope, kind, context, share))
+    return (theta, *_read_scaling(raw, rope, kind, context, share))
 
 
-def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple[RopeScaling | None, float, int]:
+def _read_scaling(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple[RopeScaling | None, float, int]:
     """Return RoPE's scaling, the share of a head it turns, and the positions it is defined for."""
     if kind == "default":
         return None, share, context

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
-from precaudit.numbers.arrays import wider
+from precaudit.numbers.arrays import common_dtype
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.policies import PRECISIONS, Policy, check_kernel
 
@@ -83,24 +83,24 @@ def compiler_options(policy: Policy) -> dict[str, bool]:
 
 def dot(x: jax.Array, w: jax.Array, axes: tuple[int, int], out: np.dtype[Any], a: Arithmetic) -> jax.Array:
     """Contract axis ``axes[0]`` of x [..., N] with ``axes[1]`` of w, result rounded once to ``out``."""
-    wide = wider(x.dtype, w.dtype)
+    wide = common_dtype(x.dtype, w.dtype)
     result = lax.dot_general(
         x.astype(wide),
         w.astype(wide),
         (((axes[0],), (axes[1],)), ((), ())),
         precision=a.matmul,
-        preferred_element_type=wider(out, wide),
+        preferred_element_type=common_dtype(out, wide),
     )
     return result.astype(out)
 
 
-def batched(equation: str, x: jax.Array, y: jax.Array, out: np.dtype[Any], a: Arithmetic) -> jax.Array:
+def batched_product(equation: str, x: jax.Array, y: jax.Array, out: np.dtype[Any], a: Arithmetic) -> jax.Array:
     """Return ``einsum(equation, x, y)`` with the result rounded once to ``out``."""
-    wide = wider(x.dtype, y.dtype)
+    wide = common_dtype(x.dtype, y.dtype)
     return jnp.einsum(
         equation,
         x.astype(wide),
         y.astype(wide),
         precision=a.matmul,
-        preferred_element_type=wider(out, wide),
+        preferred_element_type=common_dtype(out, wide),
     ).astype(out)

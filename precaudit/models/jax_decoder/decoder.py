@@ -16,8 +16,8 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.jax_decoder.arithmetic import Arithmetic, dot
 from precaudit.models.jax_decoder.family import fused_widths
-from precaudit.models.jax_decoder.integers import IntegerMatrix, IntegerRows, product
-from precaudit.models.jax_decoder.parts import Parts, capped, near
+from precaudit.models.jax_decoder.integers import IntegerMatrix, IntegerRows, integer_product
+from precaudit.models.jax_decoder.parts import Parts, near, soft_cap
 
 Cache = dict[str, Any]
 Layer = dict[str, jax.Array]
@@ -68,7 +68,7 @@ class Decoder:
 
     def prefill(
         self,
-        params: Any,
+        params: dict[str, Any],
         tables: tuple[jax.Array, jax.Array],
         tokens: jax.Array,
         starts: jax.Array,
@@ -87,7 +87,7 @@ class Decoder:
 
     def of_rows(
         self,
-        params: Any,
+        params: dict[str, Any],
         tables: tuple[jax.Array, jax.Array],
         tokens: jax.Array,
         starts: jax.Array,
@@ -110,7 +110,7 @@ class Decoder:
 
     def decode(
         self,
-        params: Any,
+        params: dict[str, Any],
         tables: tuple[jax.Array, jax.Array],
         tokens: jax.Array,
         starts: jax.Array,
@@ -124,7 +124,12 @@ class Decoder:
         return self._logits(params, x, jnp.zeros_like(rows)), cache
 
     def _step(
-        self, tables: tuple[jax.Array, jax.Array], rows: jax.Array, starts: jax.Array, keys: int, slots: Any
+        self,
+        tables: tuple[jax.Array, jax.Array],
+        rows: jax.Array,
+        starts: jax.Array,
+        keys: int,
+        slots: jax.Array | None,
     ) -> Step:
         positions = jnp.maximum(rows - starts[:, None], 0)
         cos, sin = ([turned_at(kind, positions) for kind in table] for table in tables)
@@ -139,7 +144,7 @@ class Decoder:
             return kinds[-1]
         return jnp.where(jnp.isin(layer, jnp.asarray(full, jnp.int32)), kinds[0], kinds[1])
 
-    def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
+    def _layers(self, params: dict[str, Any], tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
         with scope("resid_in"):
             embed = params["embed"]
             x = embed.rows(tokens) if isinstance(embed, IntegerMatrix) else embed[tokens]
@@ -166,14 +171,14 @@ class Decoder:
         out, cache = self._attention(h, cache, w, layer, step)
         with scope("attn_proj"):
             proj = parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a)
-            proj = tap(self._added(proj, w, "attn_post"), "attn_proj")
+            proj = tap(self._to_residual(proj, w, "attn_post"), "attn_proj")
         with scope("resid_mid"):
             x = tap(x + proj.astype(a.residual), "resid_mid")
         with scope("mlp_norm"):
             h = tap(self._norm(x, w, "mlp_norm"), "mlp_norm")
         y = self._experts(h, w) if self.config.sparse else self._dense(h, w)
         with scope("mlp_out"):
-            mlp = tap(self._added(y, w, "mlp_post"), "mlp_out")
+            mlp = tap(self._to_residual(y, w, "mlp_post"), "mlp_out")
         with scope("resid_out"):
             return tap(x + mlp.astype(a.residual), "resid_out"), cache
 
@@ -217,7 +222,7 @@ class Decoder:
         weight = weight.astype(self.arithmetic.norm) + offset if offset else weight
         return self.parts.norm(x, weight, self.config.norm_eps, self.arithmetic)
 
-    def _added(self, y: jax.Array, w: Layer, post: str) -> jax.Array:
+    def _to_residual(self, y: jax.Array, w: Layer, post: str) -> jax.Array:
         """Return a projection as it is added to the residual: after a norm, times a factor."""
         if post in w:
             y = self._norm(y, w, post)
@@ -230,20 +235,20 @@ class Decoder:
         at, arithmetic = self.raised
         wide = replace(self, arithmetic=arithmetic, raised=None)
 
-        def raised() -> tuple[jax.Array, Any]:
+        def raised_layer() -> tuple[jax.Array, Any]:
             weights = {name: t.astype(arithmetic.activations) for name, t in w.items()}
             y, filled = wide._layer(x.astype(arithmetic.residual), cache, weights, layer, step)
             return y.astype(x.dtype), filled
 
-        return lax.cond(layer == at, raised, lambda: self._layer(x, cache, w, layer, step))
+        return lax.cond(layer == at, raised_layer, lambda: self._layer(x, cache, w, layer, step))
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config
         cut = self._cut("qkv", h, w)
         with scope("q"):
-            q = self._turned("q", h, w, layer, step, cut)
+            q = self._rotated_rows("q", h, w, layer, step, cut)
         with scope("k"):
-            k = self._turned("k", h, w, layer, step, cut)
+            k = self._rotated_rows("k", h, w, layer, step, cut)
         with scope("v"):
             v = cut["v"] if cut else parts.project(h, w["wv"], w.get("bv"), a)
             v = tap(v.reshape(*h.shape[:2], -1, c.head_dim), "v")
@@ -266,7 +271,7 @@ class Decoder:
                 return tap(out, "attn_out"), cache
         with scope("scores"):
             scores = parts.scores(q, k, c.score_scale, a)
-            scores = tap(scores if c.score_cap is None else capped(scores, c.score_cap), "scores")
+            scores = tap(scores if c.score_cap is None else soft_cap(scores, c.score_cap), "scores")
         with scope("probs"):
             probs = tap(parts.softmax(scores, self._of(layer, step.masks), a), "probs")
         with scope("attn_out"):
@@ -281,7 +286,7 @@ class Decoder:
             y = self.parts.project(h, w[name], w.get(f"b{name}"), self.arithmetic)
             return dict(zip(sizes, self.parts.cut(y, tuple(sizes.values())), strict=True))
 
-    def _turned(
+    def _rotated_rows(
         self, name: str, h: jax.Array, w: Layer, layer: jax.Array, step: Step, cut: dict[str, jax.Array]
     ) -> jax.Array:
         """Return the rows of q or k [B, T, H, K]: projected, normalised where the family does, turned by RoPE."""
@@ -294,14 +299,14 @@ class Decoder:
             x = self._norm(x, w, f"{name}_norm")
         return tap(parts.rope(x, self._of(layer, step.cos), self._of(layer, step.sin), a), name)
 
-    def _logits(self, params: Any, x: jax.Array, logit_rows: jax.Array) -> jax.Array:
+    def _logits(self, params: dict[str, Any], x: jax.Array, logit_rows: jax.Array) -> jax.Array:
         a, c, head = self.arithmetic, self.config, params.get("lm_head", params["embed"])
         with scope("final_norm"):
             h = tap(self._norm(x, params, "final_norm"), "final_norm")
         with scope("logits"):
             h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
             integers = isinstance(head, IntegerMatrix)
-            y = product(h, head, a.logits, a) if integers else dot(h, head, (2, 1), a.logits, a)
+            y = integer_product(h, head, a.logits, a) if integers else dot(h, head, (2, 1), a.logits, a)
             if c.logit_scale != 1.0:
                 y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
-            return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")
+            return tap(y if c.logit_cap is None else soft_cap(y, c.logit_cap), "logits")

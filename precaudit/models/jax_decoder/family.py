@@ -34,7 +34,7 @@ FUSED: dict[str, dict[str, tuple[str, ...]]] = {
 EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}
 
 
-def parts(config: DecoderConfig) -> Parts:
+def family_parts(config: DecoderConfig) -> Parts:
     """Return the operations that a configuration asks for."""
     activate = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
     return Parts(norm=rms_norm_once, activate=activate) if config.norm_once else Parts(activate=activate)

@@ -62,14 +62,16 @@ class IntegerRows:
         return tuple(self.values.shape)
 
 
-def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, in_int8: bool = False) -> jax.Array:
+def integer_product(
+    x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, in_int8: bool = False
+) -> jax.Array:
     """Return x [..., in] · wᵀ [..., N], rounded once to ``out``.
 
     A group's integers are exact in x's format: its sum in float32, times its scale, is added to the others' in float32.
     ``in_int8``: x is quantised row by row, products of integers are summed in int32, and each group's sum is converted
     to float32; the row's scale multiplies what is left.
     """
-    x, row = quantised(x) if in_int8 else (x, None)
+    x, row = quantise_rows(x) if in_int8 else (x, None)
     groups, rows, size = w.values.shape
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, groups * size - w.width)])
 
@@ -89,7 +91,7 @@ def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, i
     return (total if row is None else total * row[..., None]).astype(out)
 
 
-def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantise_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return x [..., K] as int8 and scales float32 [...], one a row, in float32 (``precaudit/numbers/integers.py``)."""
     wide = lax.optimization_barrier(x).astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
@@ -98,6 +100,6 @@ def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(ratio == ratio, ratio, jnp.float32(0)).astype(jnp.int8), largest * jnp.float32(INVERSE)
 
 
-def dequantised(values: jax.Array, scales: jax.Array, out: np.dtype[Any]) -> jax.Array:
+def dequantise_rows(values: jax.Array, scales: jax.Array, out: np.dtype[Any]) -> jax.Array:
     """Return scale · integer of values [..., K], scales [...], in float32, rounded to ``out``."""
     return lax.optimization_barrier((values.astype(jnp.float32) * scales[..., None]).astype(out))

@@ -11,7 +11,7 @@ from jax import lax
 
 from precaudit.errors import UserError
 from precaudit.models.configs import DecoderConfig
-from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched_product
 from precaudit.schema.policies import FLASH_BLOCK, Policy
 
 
@@ -55,14 +55,14 @@ def flash(
     def step(carry: Any, first: jax.Array) -> tuple[Any, None]:
         top, mass, out = carry
         rows, values = (lax.dynamic_slice_in_dim(x, first, block, axis=1) for x in (k, v))
-        s = batched("btgrk,bsgk->bgrts", grouped, rows, single, a) * jnp.float32(scale)
+        s = batched_product("btgrk,bsgk->bgrts", grouped, rows, single, a) * jnp.float32(scale)
         s = s if cap is None else jnp.float32(cap) * jnp.tanh(s / jnp.float32(cap))
         s = jnp.where(lax.dynamic_slice_in_dim(mask, first, block, axis=4), s, -jnp.inf)
         new = jnp.maximum(top, jnp.max(s, axis=-1, keepdims=True))
         base = jnp.where(new == -jnp.inf, 0.0, new)  # a row that has seen no key yet
         shrink, e = jnp.exp(top - base), jnp.exp(s - base)
         mass = mass * shrink + jnp.sum(e, axis=-1, keepdims=True)
-        part = batched("bgrts,bsgk->bgrtk", e.astype(a.probs), values, single, a)
+        part = batched_product("bgrts,bsgk->bgrtk", e.astype(a.probs), values, single, a)
         return (new, mass, out * shrink + part), None
 
     rows = (b, groups, h // groups, t)

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
-from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
+from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, model_tensors
 from precaudit.models.jax_decoder.family import EXPERT_TENSORS, fused_tensors, layer_tensors
 from precaudit.models.jax_decoder.integers import IntegerMatrix
-from precaudit.numbers.arrays import Array, as_format, release, wider
+from precaudit.numbers.arrays import Array, as_format, common_dtype, release
 from precaudit.schema.policies import Policy
 
 Parameters = dict[str, Any]
@@ -23,8 +24,8 @@ def parameters(
     config: DecoderConfig,
     read: Callable[[str], Array],
     integers: Integers,
-    activations: Any,
-    device: Any,
+    activations: DTypeLike,
+    device: jax.Device,
     fused: str = "none",
 ) -> Parameters:
     """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` on ``device``.
@@ -32,7 +33,7 @@ def parameters(
     ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
     narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
     """
-    expected = expected_tensors(config)
+    expected = model_tensors(config)
 
     def load(names: Array) -> Any:
         """Return tensors [..., rows, …] by names [..., P]; the rows of P tensors are one after another."""
@@ -40,9 +41,9 @@ def parameters(
         if integers(each[0][0]) is not None:
             return _integers(each, names.shape[:-1], integers, expected[each[0][0]][1], device)
         first = [read(name) for name in each[0]]
-        dtype = reduce(wider, [part.dtype for part in first], activations)
+        dtype = reduce(common_dtype, [part.dtype for part in first], activations)
         edges = [0, *np.cumsum([len(part) for part in first]).tolist()]
-        out = aligned((len(each), edges[-1], *first[0].shape[1:]), dtype)
+        out = aligned_empty((len(each), edges[-1], *first[0].shape[1:]), dtype)
         for i, parts in enumerate(each):
             for start, end, name in zip(edges, edges[1:], parts, strict=False):
                 part = read(name)
@@ -76,7 +77,7 @@ def _names(config: DecoderConfig, expected: Collection[str], fused: str) -> dict
 
 
 def _integers(
-    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, device: Any
+    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, device: jax.Device
 ) -> IntegerMatrix:
     """Return tensors as one IntegerMatrix with ``shape`` in front; the rows of each list's are one after another."""
     made = []
@@ -88,7 +89,7 @@ def _integers(
     return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
 
 
-def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
+def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Return an array, its values not set, that begins where a CPU device takes it as it is, without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + ALIGNED, np.uint8)
@@ -109,7 +110,7 @@ def rope_tables(
         bases.append((config.local_rope_theta, None))
     cos, sin = [], []
     for theta, scaling in bases:
-        speed, factor = frequencies(theta, config.turned, scaling, lengths)
+        speed, factor = frequencies(theta, config.rotary_size, scaling, lengths)
         angles = np.arange(positions, dtype=np.float64)[:, None] * speed
         cos.append(as_format(np.cos(angles) * factor, policy.rope))
         sin.append(as_format(np.sin(angles) * factor, policy.rope))

@@ -14,8 +14,14 @@ from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.errors import UserError
-from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched, dot
-from precaudit.models.jax_decoder.integers import IntegerMatrix, IntegerRows, dequantised, product, quantised
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched_product, dot
+from precaudit.models.jax_decoder.integers import (
+    IntegerMatrix,
+    IntegerRows,
+    dequantise_rows,
+    integer_product,
+    quantise_rows,
+)
 from precaudit.models.jax_decoder.kernels import flash, sdpa
 from precaudit.schema.policies import Policy
 
@@ -37,13 +43,13 @@ def rms_norm_once(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) ->
 def project(x: jax.Array, weight: jax.Array | IntegerMatrix, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
     """X · weightᵀ (+ bias); weight [out, in]."""
     if isinstance(weight, IntegerMatrix):
-        y = product(x, weight, a.activations, a, a.inputs_in_int8)
+        y = integer_product(x, weight, a.activations, a, a.inputs_in_int8)
     else:
         y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
     return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
 
 
-def cut(y: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
+def split_fused(y: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
     """Return the projections that one product y [..., N] of fused weights holds one after another, ``sizes`` of N."""
     return jnp.split(y, list(accumulate(sizes[:-1])), axis=-1)
 
@@ -63,12 +69,12 @@ def attention_scores(q: jax.Array, k: jax.Array, scale: float, a: Arithmetic) ->
     """Q · kᵀ · scale: q [B, T, H, K], k [B, S, G, K] → [B, H, T, S]; the product and the scaled score are rounded."""
     b, t, h, d = q.shape
     grouped = q.reshape(b, t, k.shape[2], h // k.shape[2], d)
-    products = batched("btgrk,bsgk->bgrts", grouped, k, a.scores, a)
+    products = batched_product("btgrk,bsgk->bgrts", grouped, k, a.scores, a)
     scaled = products.astype(jnp.float32) * jnp.float32(scale)
     return scaled.astype(a.scores).reshape(b, h, t, k.shape[1])
 
 
-def capped(x: jax.Array, cap: float) -> jax.Array:
+def soft_cap(x: jax.Array, cap: float) -> jax.Array:
     """Cap · tanh(x / cap) in float32, rounded to x's format."""
     return (jnp.float32(cap) * jnp.tanh(x.astype(jnp.float32) / jnp.float32(cap))).astype(x.dtype)
 
@@ -84,7 +90,7 @@ def attend(probs: jax.Array, v: jax.Array, a: Arithmetic) -> jax.Array:
     """Weighted sum of values: probs [B, H, T, S], v [B, S, G, K] → [B, T, H, K]."""
     b, h, t, s = probs.shape
     grouped = probs.reshape(b, v.shape[2], h // v.shape[2], t, s)
-    return batched("bgrts,bsgk->btgrk", grouped, v, a.attn_out, a).reshape(b, t, h, v.shape[3])
+    return batched_product("bgrts,bsgk->btgrk", grouped, v, a.attn_out, a).reshape(b, t, h, v.shape[3])
 
 
 def geglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
@@ -122,13 +128,13 @@ def near(rows: jax.Array, keys: int, window: int) -> jax.Array:
     return (jnp.arange(keys)[None, None, :] > rows[:, :, None] - window)[:, None]
 
 
-def cache_write(cache: Any, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> Any:
+def cache_write(cache: jax.Array, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> Any:
     """Write rows [B, T, G, K] into cache [L, B, S, G, K] in place: at slot 0 of every sequence, or one row at slots.
 
     A cache of integers takes them quantised, and their scales beside them.
     """
     if isinstance(cache, IntegerRows):
-        values, scales = quantised(rows)
+        values, scales = quantise_rows(rows)
         held = cache_write(cache.values, layer, values, slots)
         return IntegerRows(held, cache_write(cache.scales, layer, scales, slots), cache.read)
     rows = rows.astype(cache.dtype)
@@ -140,10 +146,10 @@ def cache_write(cache: Any, layer: jax.Array, rows: jax.Array, slots: jax.Array 
     return cache
 
 
-def cache_read(cache: Any, layer: jax.Array) -> jax.Array:
+def cache_read(cache: jax.Array, layer: jax.Array) -> jax.Array:
     """Return one layer's rows [B, S, G, K]; of integers scale · integer."""
     if isinstance(cache, IntegerRows):
-        return dequantised(cache_read(cache.values, layer), cache_read(cache.scales, layer), cache.read)
+        return dequantise_rows(cache_read(cache.values, layer), cache_read(cache.scales, layer), cache.read)
     return lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
 
 
@@ -163,7 +169,7 @@ class Parts:
 
     norm: Callable[..., jax.Array] = rms_norm
     project: Callable[..., jax.Array] = project
-    cut: Callable[..., list[jax.Array]] = cut
+    cut: Callable[..., list[jax.Array]] = split_fused
     rope: Callable[..., jax.Array] = rope
     scores: Callable[..., jax.Array] = attention_scores
     softmax: Callable[..., jax.Array] = masked_softmax

@@ -9,7 +9,7 @@ from math import factorial, log
 import numba
 import numpy as np
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 
 # exp(x) = 2^n exp(r), r = x − n ln 2 (Cody & Waite 1980, ch. 6): n · HIGH is exact, as HIGH ends with 21 zero bits.
 # Taylor's remainder at |r| = ln 2 / 2 is 4.1e-18 of exp(r).
@@ -42,7 +42,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _ordered(bits):  # type: ignore[no-untyped-def]
+def _order_bits(bits):  # type: ignore[no-untyped-def]
     """Return a number's bits as an integer that orders as numbers do, and back; a NaN's lie beyond all of its sign."""
     return bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
 
@@ -53,8 +53,8 @@ def _largest(x):  # type: ignore[no-untyped-def]
     bits = x.view(np.int64)
     top = np.int64(-(2**63))
     for j in range(len(bits)):
-        top = max(top, _ordered(bits[j]))
-    return np.int64(_ordered(top)).view(np.float64)
+        top = max(top, _order_bits(bits[j]))
+    return np.int64(_order_bits(top)).view(np.float64)
 
 
 @numba.njit(fastmath={"reassoc"})
@@ -65,8 +65,8 @@ def _sum(x):  # type: ignore[no-untyped-def]
     return total
 
 
-@compiled(error_model="numpy")
-def exponentials(s, scale, first, end, total):  # type: ignore[no-untyped-def]
+@nogil_njit(error_model="numpy")
+def fill_exponentials(s, scale, first, end, total):  # type: ignore[no-untyped-def]
     """Overwrite s [H, R, S] with exp(scale · s − max) over keys first[i] to end[i], 0 elsewhere; total [H, R]: sums.
 
     ``scale`` is positive. A NaN makes its row's sum NaN, and so does a row's seeing no key.
@@ -81,8 +81,8 @@ def exponentials(s, scale, first, end, total):  # type: ignore[no-untyped-def]
             total[h, i] = _sum(seen) if len(seen) else np.nan
 
 
-@compiled(error_model="numpy")
-def silu(x, out):  # type: ignore[no-untyped-def]
+@nogil_njit(error_model="numpy")
+def fill_silu(x, out):  # type: ignore[no-untyped-def]
     """Fill ``out`` with x / (1 + exp(−x)); of one axis, contiguous."""
     for i in range(x.size):
         out[i] = x[i] / (1.0 + _exp(-x[i]))

@@ -1,9 +1,9 @@
 """RoPE's rotation of FP64 rows in one pass over memory, compiled by numba: NumPy makes eight, half a head at a time."""
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 
 
-@compiled(error_model="numpy")
+@nogil_njit(error_model="numpy")
 def rotate(x, cos, sin, out):  # type: ignore[no-untyped-def]
     """Fill out [T, H, K] with x, its pairs (i, i + R/2) turned by cos, sin [T, R/2]; ``out`` may be x."""
     half = cos.shape[1]

@@ -35,6 +35,15 @@ def accumulating(text: str) -> Callable[[Array, Array], Array]:
 
 
 @cache
+def fused_multiply_add(name: str) -> Callable[[Array, Array], Array]:
+    """Return a matrix product [M, K] · [K, N] whose sum is rounded to a format after every term, its products never.
+
+    Each term is added in FP32, which rounds first: what XLA makes on a CPU of a loop of multiply-adds in the format.
+    """
+    return lambda a, b: _in_blocks(_single(a), _single(b), name, 1)
+
+
+@cache
 def rounding_products(name: str) -> Callable[[Array, Array], Array]:
     """Return a matrix product [M, K] · [K, N] whose products are rounded to a format and summed in FP64.
 
@@ -54,7 +63,7 @@ def rounding_products(name: str) -> Callable[[Array, Array], Array]:
 
 
 @cache
-def pairwise(name: str) -> Callable[[Array, Array], Array]:
+def pairwise_matmul(name: str) -> Callable[[Array, Array], Array]:
     """Return a matrix product [M, K] · [K, N] whose products, and sums of neighbours level by level, are rounded.
 
     The order of a tree of adders (Higham 2002, §4.1); one row of the result at a time.
@@ -76,7 +85,7 @@ def pairwise(name: str) -> Callable[[Array, Array], Array]:
 
 
 @cache
-def in_blocks(name: str, block: int) -> Callable[[Array, Array], Array]:
+def blocked_matmul(name: str, block: int) -> Callable[[Array, Array], Array]:
     """Return a matrix product whose sum of every ``block`` terms is rounded to a format, and so is the running sum.
 
     What partial sums stored in a narrow format make of it: of shards (an all-reduce), or of a kernel split over K.
@@ -94,11 +103,11 @@ def in_blocks(name: str, block: int) -> Callable[[Array, Array], Array]:
 
 
 @cache
-def of_parts(name: str, parts: int) -> Callable[[Array, Array], Array]:
+def matmul_of_parts(name: str, parts: int) -> Callable[[Array, Array], Array]:
     """Return the same for ``parts`` equal parts of a sum, the last one shorter where they are not."""
 
     def dot(a: Array, b: Array) -> Array:
-        return in_blocks(name, max(-(-a.shape[1] // parts), 1))(a, b)
+        return blocked_matmul(name, max(-(-a.shape[1] // parts), 1))(a, b)
 
     return dot
 
@@ -110,17 +119,17 @@ MOST, KEEP = 16, 1 << 26  # converted operands remembered, a layer's matrices, a
 def _single(x: Array) -> Array:
     """FP32, contiguous; a transposed matrix is converted once while in use: the copy costs as much as the sums."""
     if x.flags.c_contiguous:
-        return _converted(x)
+        return _canonical_single(x)
     key = (x.ctypes.data, x.shape, x.strides)
     if key not in _KEPT:
         if len(_KEPT) >= MOST or sum(a.nbytes for a, _ in list(_KEPT.values())) + x.nbytes > KEEP:
             _KEPT.clear()
-        _KEPT[key] = (x, _converted(x))  # holding x: its address stays its own
+        _KEPT[key] = (x, _canonical_single(x))  # holding x: its address stays its own
     kept = _KEPT.get(key)
-    return kept[1] if kept is not None else _converted(x)
+    return kept[1] if kept is not None else _canonical_single(x)
 
 
-def _converted(x: Array) -> Array:
+def _canonical_single(x: Array) -> Array:
     """FP32 with every NaN the canonical one: rounding by bits must not carry into the exponent."""
     with np.errstate(over="ignore"):
         y = np.ascontiguousarray(x, np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.accumulation import accumulating
-from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import (
     Rounding,
     elisions,
@@ -44,13 +44,16 @@ def ensemble(
     """
     if dtype in ("float32", "float64"):
         more = SHUFFLES if few else 0
-        orders = (one_by_one, backwards, single_precision_dot, *(shuffled(i) for i in range(more)))
-        return tuple(replace(in_single(_drawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders))
+        orders = (one_by_one, backwards, single_precision_dot, *(shuffled_product(i) for i in range(more)))
+        return tuple(
+            replace(with_single_inside(_draw_rounding(base, i), i), dot=with_sums(base.dot, dot))
+            for i, dot in enumerate(orders)
+        )
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
-    return (*kept, *(in_single(_drawn(base, seed), seed) for seed in range(1, 1 + DRAWS)))
+    return (*kept, *(with_single_inside(_draw_rounding(base, seed), seed) for seed in range(1, 1 + DRAWS)))
 
 
-def _drawn(base: Rounding, seed: int) -> Rounding:
+def _draw_rounding(base: Rounding, seed: int) -> Rounding:
     """Return other rounding errors on the same operand: integers made of recorded rows are known."""
     return replace(redrawn(base, seed), operand=base.operand)
 
@@ -70,10 +73,10 @@ def common(point: str, config: DecoderConfig) -> float:
     """
     row = POINTS[point]
     inside = any("norm_inner" in group for group in row.inner_places(config))
-    return RECIPROCAL if inside or row.capped(config) or row.inexact else 0.0
+    return RECIPROCAL if inside or row.has_cap(config) or row.inexact else 0.0
 
 
-def in_single(rounding: Rounding, seed: int) -> Rounding:
+def with_single_inside(rounding: Rounding, seed: int) -> Rounding:
     """Return ``rounding`` with float32 inside norm, softmax and activation; but for seed 0, ULPS off at random."""
     place = rounder("float32") if seed == 0 else _inaccurate(seed)
     single = rounder("float32")
@@ -98,7 +101,7 @@ def backwards(a: Array, b: Array) -> Array:
 
 
 @cache
-def shuffled(seed: int) -> Callable[[Array, Array], Array]:
+def shuffled_product(seed: int) -> Callable[[Array, Array], Array]:
     """Return a product of few results in float32, its terms rounded and summed in some order; one function a seed."""
 
     def product(a: Array, b: Array) -> Array:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from precaudit.models.numpy_decoder.context import Context
-from precaudit.models.numpy_decoder.operators import gated
+from precaudit.models.numpy_decoder.operators import gated_product
 from precaudit.numbers.arrays import Array
 
 
@@ -26,7 +26,7 @@ def experts(c: Context, router: Array) -> Array:
     return r.rows(out)
 
 
-def mixed(c: Context, mlp_norm: Array, weights: Array) -> Array:
+def mix_experts(c: Context, mlp_norm: Array, weights: Array) -> Array:
     """Σ weight · down(act(gate) · up) over the experts a token uses [T, D]; each looks at its own tokens only."""
     r = c.rounding
     out = np.zeros_like(mlp_norm)
@@ -35,6 +35,6 @@ def mixed(c: Context, mlp_norm: Array, weights: Array) -> Array:
         if len(rows):
             x = r.operand(mlp_norm[rows])
             gate, up, down = (c.tensor(f"mlp.experts.{e}.{n}_proj.weight") for n in ("gate", "up", "down"))
-            act = gated(r.dot(x, gate.T), r.dot(x, up.T), c.config.activation, r)
+            act = gated_product(r.dot(x, gate.T), r.dot(x, up.T), c.config.activation, r)
             out[rows] += weights[rows, e : e + 1] * r.linear(r.dot(r.operand(act), down.T))
     return out

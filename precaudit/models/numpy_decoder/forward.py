@@ -9,12 +9,12 @@ from math import prod
 
 import numpy as np
 
-from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.models.configs import DecoderConfig, model_tensors
 from precaudit.models.numpy_decoder.context import Context
 from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.models.numpy_decoder.operations import operations
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.threads import WORKERS, each, one_blas_thread, row_ranges
@@ -88,7 +88,7 @@ def forward(
 
 def seconds_for(config: DecoderConfig, tokens: int) -> float:
     """Return about how long FP64 takes for so many tokens here: its layers' products, at a rate measured now."""
-    weights = sum(prod(shape) for name, shape in expected_tensors(config).items() if name.startswith("model.layers."))
+    weights = sum(prod(shape) for name, shape in model_tensors(config).items() if name.startswith("model.layers."))
     x = np.ones((1024, 1024))
     took = []
     with one_blas_thread():
@@ -114,7 +114,7 @@ def _layer(
     inputs, (weighed, scored) = POINTS[mix].inputs, parts_of(mix)
     _chain(context, values, before, {*inputs, *points})
     values[mix] = np.empty(values[inputs[0]].shape)
-    rule = Rule.of(context.config, context.layer)
+    rule = AttentionRule.of(context.config, context.layer)
     assert context.layer is not None
     for i, span in enumerate(spans):
         if context.layer in earlier[i].mixed:

@@ -10,11 +10,11 @@ from itertools import pairwise as neighbours
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
+from precaudit.models.numpy_decoder.accumulation import accumulating, pairwise_matmul, rounding_products
 from precaudit.models.numpy_decoder.ensemble import backwards
 from precaudit.models.numpy_decoder.model import Attend, Softmax
-from precaudit.models.numpy_decoder.operators import attend, exponentials, hide, in_blocks, softmax
-from precaudit.models.numpy_decoder.passes import in_passes
+from precaudit.models.numpy_decoder.operators import attend, exponentials, flash_attend, hide, softmax
+from precaudit.models.numpy_decoder.passes import matmul_in_passes
 from precaudit.models.numpy_decoder.rounding import Blocks, Rounding, single_precision_dot
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.schema.graphs.point import Point
@@ -82,7 +82,7 @@ def _softmaxes() -> Iterator[Form]:
     for name, rounded in (("", False), (" and summed so", True)):
         yield Form(
             f"exponentials rounded{name}", f"exponentials are rounded as probabilities before the division{name}",
-            partial(_rounded_first, rounded), partial(_divided, rounded),
+            partial(_rounded_first, rounded), partial(_quotient, rounded),
         )  # fmt: skip
 
 
@@ -95,26 +95,28 @@ def _attentions() -> Iterator[Form]:
         yield Form(f"flash, blocks of {block}", says, partial(_flash, block))
     for parts in SPLITS:
         says = f"{parts} parts of the keys, each with its own softmax, merged in float32"
-        yield Form(f"split in {parts}", says, partial(_split, parts))
+        yield Form(f"split in {parts}", says, partial(_split_keys, parts))
 
 
 def _orders() -> Iterator[Form]:
     yield Form("sums in float32", "sums are rounded to float32 term by term", dot=accumulating("float32"))
     yield Form("sums in float32, backwards", "sums run from the last term to the first", dot=backwards)
-    yield Form("sums in float32, pairwise", "sums are rounded to float32, pair by pair", dot=pairwise("float32"))
+    yield Form("sums in float32, pairwise", "sums are rounded to float32, pair by pair", dot=pairwise_matmul("float32"))
     says = "sums are rounded to float32 every 128 terms"
     yield Form("sums in float32, blocks of 128", says, dot=accumulating("float32/128"))
     for chunk in CHUNKS:
         says = f"sums are truncated to float32 every {chunk} terms, as a matrix unit does"
-        yield Form(f"sums in float32, truncated every {chunk}", says, dot=partial(truncated, chunk), doubt=DOUBT)
+        yield Form(
+            f"sums in float32, truncated every {chunk}", says, dot=partial(truncated_product, chunk), doubt=DOUBT
+        )
     yield Form(
         "products in six bfloat16 passes",
         "float32 operands are three bfloat16 parts each",
-        dot=partial(in_passes, 6, single_precision_dot),
+        dot=partial(matmul_in_passes, 6, single_precision_dot),
     )
 
 
-def truncated(chunk: int, a: Array, b: Array) -> Array:
+def truncated_product(chunk: int, a: Array, b: Array) -> Array:
     """Return a · b whose running sum is cut to float32 towards zero every ``chunk`` terms, these added exactly.
 
     What NVIDIA's tensor cores do (Fasi, Higham, Mikaitis & Pranesh 2021, §3.2).
@@ -127,14 +129,14 @@ def truncated(chunk: int, a: Array, b: Array) -> Array:
     return total
 
 
-def _divided(rounded: bool, s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+def _quotient(rounded: bool, s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     e, total = exponentials(s.copy(), positions, window, r)
     p = r.probs(e)
     return r.probs(p / (p.sum(axis=1, keepdims=True) if rounded else total))
 
 
 def _rounded_first(rounded: bool, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    return r.attn_out(r.dot(_divided(rounded, s, positions, window, r), v))
+    return r.attn_out(r.dot(_quotient(rounded, s, positions, window, r), v))
 
 
 def _divided_last(rounded: bool, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
@@ -145,10 +147,10 @@ def _divided_last(rounded: bool, s: Array, v: Array, positions: Array, window: i
 
 def _flash(block: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """Attention a block of keys at a time (Dao et al. 2022, algorithm 1); running sums in float32."""
-    return in_blocks(hide(s, positions, window), v, replace(r, running=single), Blocks(block))
+    return flash_attend(hide(s, positions, window), v, replace(r, running=single), Blocks(block))
 
 
-def _split(parts: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+def _split_keys(parts: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """Attention of parts of the keys, merged by their sums of exponentials (flash decoding)."""
     s = hide(s, positions, window)
     edges = np.linspace(0, s.shape[1], parts + 1).astype(int)

@@ -12,7 +12,7 @@ import numpy as np
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.models.numpy_decoder.operations import operations
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.passes import operand_roundoff
 from precaudit.models.numpy_decoder.rounding import FP64, Rounding, single_precision_dot
 from precaudit.numbers.arrays import Array
@@ -47,7 +47,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
     if row.kind == "head":
         return model.logits(absolute[0], [SINGLE], np.abs)[0]
     if row.kind == "route":
-        return routed(inputs[0], model.config.experts_used)
+        return routing_magnitude(inputs[0], model.config.experts_used)
     context = model.context(layer, np.zeros(len(inputs[0])), SINGLE)
     weight = context.weight
 
@@ -65,7 +65,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
     else:
         out = model.apply(point, replace(context, weight=magnitude), absolute)
     if row.rotates:
-        half = model.config.turned // 2
+        half = model.config.rotary_size // 2
         both = out[..., :half] + out[..., half : 2 * half]
         return np.concatenate([both, both, out[..., 2 * half :]], axis=-1)
     return out
@@ -76,7 +76,7 @@ def _note(scales: list[Array], s: Array) -> Array:
     return s
 
 
-def attended(q: Array, k: Array, v: Array, positions: Array, rule: Rule, u: float) -> Array:
+def attention_magnitude(q: Array, k: Array, v: Array, positions: Array, rule: AttentionRule, u: float) -> Array:
     """Return P|V| · (1 + (e^(2 max|s| u) − 1) / u) [T, H, K], u the unit roundoff of the scores.
 
     Scores off by s·u at most move a probability by a factor of e^(2 max|s| u) at most, and |s| ≤ ‖q‖ ‖k‖ · scale. To
@@ -89,18 +89,18 @@ def attended(q: Array, k: Array, v: Array, positions: Array, rule: Rule, u: floa
     return out * (1.0 + np.expm1(exponent) / u)[:, :, None]
 
 
-def scored(q: Array, k: Array, rule: Rule) -> Array:
+def score_magnitude(q: Array, k: Array, rule: AttentionRule) -> Array:
     """Return |Q|·|K|ᵀ · scale [H, T, S]; a cap only shrinks errors."""
     return all_scores(np.abs(q), np.abs(k), replace(rule, cap=None), SINGLE)
 
 
-def normalised(s: Array, positions: Array, window: int | None) -> Array:
+def probability_magnitude(s: Array, positions: Array, window: int | None) -> Array:
     """Return p · (1 + |s − max s|) [H, T, S]: the exponential's error is relative to its argument."""
     with np.errstate(invalid="ignore"):
         return all_probs(s, positions, window, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
 
 
-def routed(logits: Array, used: int) -> Array:
+def routing_magnitude(logits: Array, used: int) -> Array:
     """Return w · 2 (1 + |r − max r|) [T, E] of the chosen experts: a weight is a quotient of exponentials."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     weights = np.exp(shifted)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
+from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, model_tensors
 from precaudit.models.numpy_decoder.context import Context
 from precaudit.models.numpy_decoder.operations import operations
-from precaudit.models.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
+from precaudit.models.numpy_decoder.operators import AttentionRule, attend, scale_scores, scores, soft_cap, softmax
 from precaudit.models.numpy_decoder.passes import Dot
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array, identity, release, widen
-from precaudit.numbers.threads import INLINE, WORKERS, each, row_ranges, widened
+from precaudit.numbers.threads import INLINE, WORKERS, each, row_ranges, to_float64
 from precaudit.schema.lengths import telling
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
@@ -41,7 +41,7 @@ class Model:
         """
         if layer != self._layer:
             self._held, self._layer = {}, layer
-        expected = expected_tensors(self.config)
+        expected = model_tensors(self.config)
 
         def weight(name: str) -> Array | None:
             full = name if layer is None else f"model.layers.{layer}.{name}"
@@ -56,19 +56,19 @@ class Model:
     def warm(self, layer: int) -> None:
         """Widen a layer's tensors before threads ask for them."""
         self.context(layer, np.zeros(0), Rounding())
-        names = (name for name in expected_tensors(self.config) if name.startswith(f"model.layers.{layer}."))
+        names = (name for name in model_tensors(self.config) if name.startswith(f"model.layers.{layer}."))
         self._widen([name for name in names if name not in self._held])
 
     def _widen(self, names: Sequence[str]) -> None:
         stored = [self.read(name) for name in names]
-        self._held |= dict(zip(names, widened(*stored), strict=True))
+        self._held |= dict(zip(names, to_float64(*stored), strict=True))
         for x in stored:
             release(x)
 
     def embed(self, tokens: Array) -> Array:
         """Return the embedding rows of token ids [T] in FP64 [T, D], times the family's factor."""
         table = self.read(EMBEDDING)
-        (rows,) = widened(np.ascontiguousarray(table[tokens]))
+        (rows,) = to_float64(np.ascontiguousarray(table[tokens]))
         release(table)
         return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
 
@@ -91,7 +91,7 @@ class Model:
                     products[r.dot] = r.dot(final_norm, w.T)
                 y = products[r.dot]
                 if scale != 1.0 or cap is not None:
-                    y = capped(r.logits(y) * scale, cap)
+                    y = soft_cap(r.logits(y) * scale, cap)
                 out[:, i : i + VOCAB_BLOCK] = r.logits(y)
 
         each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
@@ -126,16 +126,22 @@ class Model:
         operations(self.config)[point](one, *(x[:1] for x in inputs))
 
 
-def attention(q: Array, k: Array, v: Array, positions: Array, rule: Rule, rounding: Rounding) -> Array:
+def attention(q: Array, k: Array, v: Array, positions: Array, rule: AttentionRule, rounding: Rounding) -> Array:
     """Return attention's output [T, H, K] for q [T, H, K] at ascending ``positions`` [T] over k, v [S, G, K].
 
     Key s stands at position s; a row sees the keys up to its own position, the last ``rule.window`` of them.
     """
-    return attention_variants(q, k, v, positions, rule, (rounding,))[0]
+    return attend_variants(q, k, v, positions, rule, (rounding,))[0]
 
 
-def attention_variants(
-    q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundings: Sequence[Rounding], inner: Attend = attend
+def attend_variants(
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    rule: AttentionRule,
+    roundings: Sequence[Rounding],
+    inner: Attend = attend,
 ) -> list[Array]:
     """Return ``attention`` under several roundings; those that make the product q · kᵀ alike share it.
 
@@ -154,13 +160,13 @@ def attention_variants(
         for out, r in zip(outs, roundings, strict=True):
             product = r.score_product or r.dot
             if product not in products:
-                products[product] = together(product, queries, keys)
+                products[product] = head_scores(product, queries, keys)
             given = values, positions[a:b] - first, rule.window, r
             own = product is np.matmul and len(roundings) == 1  # not another's: other products may keep what they made
             if own and inner is attend and rule.only_scales(r):
                 made = attend(products[product], *given, rule.scale)
             else:
-                made = inner(scaled(products[product], rule, r), *given)
+                made = inner(scale_scores(products[product], rule, r), *given)
             out[a:b, mine] = made.swapaxes(0, 1) if len(heads) > 1 else made[:, None]
 
     blocks = [(i, min(len(q), i + BLOCK)) for i in range(0, len(q), BLOCK)]
@@ -174,7 +180,7 @@ def attention_variants(
     return outs
 
 
-def together(product: Dot, q: Array, k: Array) -> Array:
+def head_scores(product: Dot, q: Array, k: Array) -> Array:
     """Return q · kᵀ [H, T, S] of heads q [H, T, K] over k [S, G, K] by ``product``; [T, S] of one head."""
     if len(q) == 1:
         return product(q[0], k[:, 0].T)
@@ -192,12 +198,12 @@ def for_heads(x: Array, heads: int) -> Array:
     return shared.reshape(heads, *x.shape[1:])
 
 
-def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:
+def all_scores(q: Array, k: Array, rule: AttentionRule, rounding: Rounding) -> Array:
     """Return scores [H, T, S] of every query with every key, masked or not."""
     group, every = q.shape[1] // k.shape[1], range(q.shape[1])
     out = np.empty((len(every), q.shape[0], k.shape[0]))
     if out.size < INLINE:
-        return scaled(np.stack([rounding.dot(q[:, h], k[:, h // group].T) for h in every]), rule, rounding)
+        return scale_scores(np.stack([rounding.dot(q[:, h], k[:, h // group].T) for h in every]), rule, rounding)
 
     def head(h: int) -> None:
         out[h] = scores(q[:, h], k[:, h // group], rule, rounding)

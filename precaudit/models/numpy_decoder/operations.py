@@ -11,10 +11,10 @@ import numpy as np
 
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.context import Context, Operation
-from precaudit.models.numpy_decoder.experts import experts, mixed, router
+from precaudit.models.numpy_decoder.experts import experts, mix_experts, router
 from precaudit.models.numpy_decoder.operators import (
-    activated,
-    gated,
+    activate,
+    gated_product,
     linear,
     rms_norm,
     rms_norm_once,
@@ -35,31 +35,31 @@ def operations(config: DecoderConfig) -> dict[str, Operation]:
 @cache
 def _table(norm: Norm) -> dict[str, Operation]:
 
-    def normed(c: Context, x: Array, name: str, out: Array | None = None) -> Array:
+    def apply_norm(c: Context, x: Array, name: str, out: Array | None = None) -> Array:
         return norm(x, c.tensor(f"{name}.weight") + c.config.norm_offset, c.config.norm_eps, c.rounding, out)
 
     def attn_norm(c: Context, resid_in: Array) -> Array:
         """norm(resid_in) [T, D]; resid_in itself where the family's norms come after."""
         name = c.config.norm_names.attn
-        return c.rounding.norm(resid_in) if name is None else normed(c, resid_in, name, c.out)
+        return c.rounding.norm(resid_in) if name is None else apply_norm(c, resid_in, name, c.out)
 
-    def rotated(c: Context, x: Array, name: str) -> Array:
-        y = _rounded(c, _project(c, x, f"self_attn.{name}_proj"), f"self_attn.{name}_proj")
+    def rotate_rows(c: Context, x: Array, name: str) -> Array:
+        y = _round_projection(c, _project(c, x, f"self_attn.{name}_proj"), f"self_attn.{name}_proj")
         heads = (len(x), -1, c.config.head_dim)
         if c.config.qk_norm == "row":
-            y = normed(c, y, f"self_attn.{name}_norm").reshape(heads)
+            y = apply_norm(c, y, f"self_attn.{name}_norm").reshape(heads)
         elif c.config.qk_norm == "head":
-            y = normed(c, y.reshape(heads), f"self_attn.{name}_norm")
+            y = apply_norm(c, y.reshape(heads), f"self_attn.{name}_norm")
         frequencies = rope_frequencies(c.config, c.layer, c.lengths)
         return c.rounding.rows(rope(y.reshape(heads), c.positions, frequencies, c.rounding, c.out))
 
     def q(c: Context, attn_norm: Array) -> Array:
         """Queries after QK norm and RoPE [T, H, K]."""
-        return rotated(c, attn_norm, "q")
+        return rotate_rows(c, attn_norm, "q")
 
     def k(c: Context, attn_norm: Array) -> Array:
         """Keys after QK norm and RoPE [T, G, K]."""
-        return rotated(c, attn_norm, "k")
+        return rotate_rows(c, attn_norm, "k")
 
     def v(c: Context, attn_norm: Array) -> Array:
         """Values [T, G, K]."""
@@ -67,10 +67,10 @@ def _table(norm: Norm) -> dict[str, Operation]:
             _project(c, attn_norm, "self_attn.v_proj").reshape(len(attn_norm), -1, c.config.head_dim)
         )
 
-    def added(c: Context, y: Array, post: str | None) -> Array:
+    def to_residual(c: Context, y: Array, post: str | None) -> Array:
         """Return a projection as it is added to the residual: after a norm, times a factor."""
         if post is not None:
-            y = normed(c, c.rounding.biased(y), post, c.out)
+            y = apply_norm(c, c.rounding.biased(y), post, c.out)
         if c.config.residual_scale != 1.0:
             y = c.rounding.biased(y) * c.config.residual_scale
         return c.rounding.proj(y)
@@ -78,7 +78,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
     def attn_proj(c: Context, attn_out: Array) -> Array:
         """What attention adds to the residual [T, D]."""
         y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj")
-        return added(c, y, c.config.norm_names.attn_post)
+        return to_residual(c, y, c.config.norm_names.attn_post)
 
     def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
         """Residual after attention [T, D]."""
@@ -87,23 +87,23 @@ def _table(norm: Norm) -> dict[str, Operation]:
     def mlp_norm(c: Context, resid_mid: Array) -> Array:
         """norm(resid_mid) [T, D]; resid_mid itself where the family's norms come after."""
         name = c.config.norm_names.mlp
-        return c.rounding.norm(resid_mid) if name is None else normed(c, resid_mid, name, c.out)
+        return c.rounding.norm(resid_mid) if name is None else apply_norm(c, resid_mid, name, c.out)
 
     def gate_out(c: Context, mlp_norm: Array) -> Array:
         """act(gate) [T, F]."""
-        return activated(_project(c, mlp_norm, "mlp.gate_proj"), c.config.activation, c.rounding, c.out)
+        return activate(_project(c, mlp_norm, "mlp.gate_proj"), c.config.activation, c.rounding, c.out)
 
     def mlp_act(c: Context, mlp_norm: Array, gate_out: Array | None = None) -> Array:
         """act(gate) · up [T, F]; of ``gate_out`` where that is made already."""
         up = _project(c, mlp_norm, "mlp.up_proj")
         if gate_out is None:
-            return gated(_project(c, mlp_norm, "mlp.gate_proj"), up, c.config.activation, c.rounding)
+            return gated_product(_project(c, mlp_norm, "mlp.gate_proj"), up, c.config.activation, c.rounding)
         return c.rounding.mlp_act(np.multiply(gate_out, c.rounding.up(up), out=c.out))
 
     def mlp_out(c: Context, *inputs: Array) -> Array:
         """What the MLP adds to the residual [T, D]; of mlp_act, with experts of mlp_norm and their weights."""
-        y = mixed(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj")
-        return added(c, y, c.config.norm_names.mlp_post)
+        y = mix_experts(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj")
+        return to_residual(c, y, c.config.norm_names.mlp_post)
 
     def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
         """Residual leaving the layer [T, D]."""
@@ -111,7 +111,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
 
     def final_norm(c: Context, resid_out: Array) -> Array:
         """Norm before the output matrix [T, D]; its weight is outside the layers."""
-        return normed(c, resid_out, "model.norm", c.out)
+        return apply_norm(c, resid_out, "model.norm", c.out)
 
     found = (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, gate_out, mlp_act, mlp_out, resid_out, final_norm)
     return {f.__name__: f for f in (*found, router, experts)}
@@ -121,6 +121,6 @@ def _project(c: Context, x: Array, name: str) -> Array:
     return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding)
 
 
-def _rounded(c: Context, y: Array, name: str) -> Array:
+def _round_projection(c: Context, y: Array, name: str) -> Array:
     """Round a projection before what follows it: after the bias, where it has one."""
     return c.rounding.linear(y) if c.weight(f"{name}.bias") is None else c.rounding.biased(y)

@@ -18,7 +18,7 @@ from precaudit.numbers.arrays import Array, identity, rounder
 
 
 @dataclass(frozen=True)
-class Rule:
+class AttentionRule:
     """How a layer attends: the factor on q · k, the cap of scores (c · tanh(s / c)), and the keys a row sees."""
 
     scale: float
@@ -26,7 +26,7 @@ class Rule:
     window: int | None = None
 
     @classmethod
-    def of(cls, config: DecoderConfig, layer: int | None) -> "Rule":
+    def of(cls, config: DecoderConfig, layer: int | None) -> "AttentionRule":
         """Return a layer's rule."""
         return cls(config.score_scale, config.score_cap, config.window_of(layer))
 
@@ -62,7 +62,7 @@ def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | 
     2024) divides by its long factors beyond the original context; dynamic NTK grows the base to
     θ · (s·length/original − s + 1)^(R/(R−2)) there (Peng et al. 2023, appendix A.1).
     """
-    half, scaling, theta = config.turned // 2, config.rope_scaling, config.rope_theta
+    half, scaling, theta = config.rotary_size // 2, config.rope_scaling, config.rope_theta
     if config.local_rope_theta is not None and config.window_of(layer) is not None:
         theta, scaling = config.local_rope_theta, None
     plain = theta ** (-np.arange(half) / half)
@@ -114,20 +114,20 @@ def _turns(positions: bytes, each: bytes, shape: tuple[int, ...], factor: float)
     return np.cos(angle) * factor, np.sin(angle) * factor
 
 
-def capped(x: Array, cap: float | None) -> Array:
+def soft_cap(x: Array, cap: float | None) -> Array:
     """Cap · tanh(x / cap); x itself without a cap."""
     return x if cap is None else cap * np.tanh(x / cap)
 
 
-def scores(q: Array, k: Array, rule: Rule, r: Rounding) -> Array:
+def scores(q: Array, k: Array, rule: AttentionRule, r: Rounding) -> Array:
     """Q · kᵀ · scale, capped, for one head: q [T, K], k [S, K] → [T, S]."""
-    return scaled(r.dot(q, k.T), rule, r)
+    return scale_scores(r.dot(q, k.T), rule, r)
 
 
-def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
+def scale_scores(product: Array, rule: AttentionRule, r: Rounding) -> Array:
     """Return scores from products q · k; an array of their own."""
     s = r.score_dot(product) * rule.scale
-    return r.scores(s if rule.cap is None else capped(r.score_scaled(s), rule.cap))
+    return r.scores(s if rule.cap is None else soft_cap(r.score_scaled(s), rule.cap))
 
 
 def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
@@ -164,14 +164,14 @@ def exponentials(
 
 def _exact_exponentials(s: Array, positions: Array, window: int | None, scale: float) -> tuple[Array, Array]:
     from precaudit.models.numpy_decoder._exponential_kernel import (
-        exponentials,  # numba takes a third of a second to import
+        fill_exponentials,  # numba takes a third of a second to import
     )
 
     end = np.clip(np.asarray(positions) + 1, 0, s.shape[-1])
     first = np.zeros_like(end) if window is None else np.clip(np.asarray(positions) + 1 - window, 0, end)
     heads = s.reshape(-1, *s.shape[-2:])
     total = np.empty(heads.shape[:-1])
-    exponentials(heads, scale, first, end, total)
+    fill_exponentials(heads, scale, first, end, total)
     return heads.reshape(s.shape), total.reshape(*s.shape[:-1], 1)
 
 
@@ -181,14 +181,16 @@ def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding
     Divides after the product where nothing is rounded. Over blocks of keys where ``r`` has them.
     """
     if r.blocks is not None:
-        return in_blocks(hide(s * scale, positions, window), v, r, r.blocks)
+        return flash_attend(hide(s * scale, positions, window), v, r, r.blocks)
     weights, total = exponentials(s, positions, window, r, scale)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(by_head(r.dot, r.probs(weights / total), v))
 
 
-def in_blocks(s: Array, v: Array, r: Rounding, blocks: Blocks, rescale: tuple[Cast, Cast] = (np.exp, np.exp)) -> Array:
+def flash_attend(
+    s: Array, v: Array, r: Rounding, blocks: Blocks, rescale: tuple[Cast, Cast] = (np.exp, np.exp)
+) -> Array:
     """softmax(s) · v, a block of keys at a time under a running maximum (Dao et al. 2022, algorithm 1).
 
     s [T, S] with −∞ where a key is not seen, v [S, K]; or heads first in both. Exponentials are rounded as
@@ -223,7 +225,7 @@ def silu(x: Array, curve: Cast = identity, out: Array | None = None) -> Array:
         from precaudit.models.numpy_decoder import _exponential_kernel  # numba takes a third of a second to import
 
         out = np.empty(x.shape) if out is None else out
-        _exponential_kernel.silu(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+        _exponential_kernel.fill_silu(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
         return out
     y = np.negative(x)
     with np.errstate(over="ignore"):
@@ -299,14 +301,14 @@ NARROW_CONSTANTS = {name: f"gelu_tanh, constants in {name}" for name in ("bfloat
 ACTIVATIONS |= {key: partial(gelu_tanh, constants=rounder(name)) for name, key in NARROW_CONSTANTS.items()}
 
 
-def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
+def gated_product(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
     """act(gate) · up (Shazeer 2020); [T, F]."""
-    s = activated(gate, activation, r)
+    s = activate(gate, activation, r)
     s *= r.up(up)
     return r.mlp_act(s)
 
 
-def activated(gate: Array, activation: str, r: Rounding, out: Array | None = None) -> Array:
+def activate(gate: Array, activation: str, r: Rounding, out: Array | None = None) -> Array:
     """act(gate) [T, F]; silu alone is made in ``out``."""
     function, x = ACTIVATIONS[activation], r.gate(gate)
     return r.silu(silu(x, r.curve, out) if function is silu else function(x, r.curve))

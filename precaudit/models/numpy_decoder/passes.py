@@ -23,7 +23,7 @@ PAIRS = {
 DROPPED = 13  # of float32's 24 significant bits TF32 keeps 11
 
 
-def tf32(x: Array) -> Array:
+def to_tf32(x: Array) -> Array:
     """Return x to the nearest TF32 number, ties away from zero, in FP64: 8 bits of exponent, 11 significant ones.
 
     PTX ISA, cvt.rna.tf32.f32, as tensor cores' operands are made; of float32 values, subnormal ones too.
@@ -37,7 +37,7 @@ BF16 = rounder("bfloat16")
 # Preset: the passes, and the format of their parts.
 PRESETS: dict[str, tuple[int, Callable[[Array], Array]]] = {
     "BF16_BF16_F32": (1, BF16), "BF16_BF16_F32_X3": (3, BF16), "BF16_BF16_F32_X6": (6, BF16),
-    "TF32_TF32_F32": (1, tf32), "TF32_TF32_F32_X3": (3, tf32),
+    "TF32_TF32_F32": (1, to_tf32), "TF32_TF32_F32_X3": (3, to_tf32),
 }  # fmt: skip
 
 
@@ -51,23 +51,23 @@ def operand_roundoff(matmul: str) -> float:
 
 
 @cache
-def products(matmul: str) -> Dot:
+def matmul_products(matmul: str) -> Dot:
     """Return the matrix product a resolved ``matmul`` setting makes, its sums exact; one function a setting."""
     if matmul not in PRESETS:
         return np.matmul
     passes, narrow = PRESETS[matmul]
-    return partial(in_passes, passes, np.matmul, narrow=narrow)
+    return partial(matmul_in_passes, passes, np.matmul, narrow=narrow)
 
 
 @cache
-def summed(product: Dot, dot: Dot) -> Dot:
+def with_sums(product: Dot, dot: Dot) -> Dot:
     """Return a product with its sums made by ``dot``."""
-    if isinstance(product, partial) and product.func is in_passes:
-        return partial(in_passes, product.args[0], dot, **product.keywords)
+    if isinstance(product, partial) and product.func is matmul_in_passes:
+        return partial(matmul_in_passes, product.args[0], dot, **product.keywords)
     return dot
 
 
-def in_passes(passes: int, dot: Dot, a: Array, b: Array, narrow: Callable[[Array], Array] = BF16) -> Array:
+def matmul_in_passes(passes: int, dot: Dot, a: Array, b: Array, narrow: Callable[[Array], Array] = BF16) -> Array:
     """Return a · b as the products of narrow parts of both, each summed by ``dot``, added in FP64."""
     count = _parts_of(passes)
     left, right = _parts(a, count, narrow), _parts(b, count, narrow)

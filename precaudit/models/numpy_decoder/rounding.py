@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import numpy as np
 
 from precaudit.models.configs import DecoderConfig
-from precaudit.models.numpy_decoder.passes import products
-from precaudit.numbers.arrays import Array, identity, rescaled, rounder
+from precaudit.models.numpy_decoder.passes import matmul_products
+from precaudit.numbers.arrays import Array, identity, rescale_rounding, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.integers import InRows
 from precaudit.schema.graphs.decoder import POINTS
@@ -133,11 +133,11 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         if name != "added" or _narrows(policy)
     }
     blocks = Blocks(FLASH_BLOCK) if policy.attention == "flash" else None
-    return Rounding(**places, dot=products(policy.matmul), blocks=blocks)
+    return Rounding(**places, dot=matmul_products(policy.matmul), blocks=blocks)
 
 
 @cache
-def formula(policy: Policy, decode: bool = False) -> Rounding:
+def formula_rounding(policy: Policy, decode: bool = False) -> Rounding:
     """Return FP64 with the casts to integers a policy asks for, in FP64: they are meant, and are no rounding error.
 
     ``decode``: the cache's, too.
@@ -178,9 +178,9 @@ def redrawn(rounding: Rounding, seed: int) -> Rounding:
     for place in PLACES:
         step, made = draw.uniform(0.0, 1.0), getattr(rounding, place)
         if isinstance(made, InRows):
-            scaled[place] = made.moved(step - 0.5)
+            scaled[place] = made.on_moved_grid(step - 0.5)
         elif not rounding.exact(place):
-            scaled[place] = rescaled(made, float(2.0**step))
+            scaled[place] = rescale_rounding(made, float(2.0**step))
     return replace(rounding, **scaled)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 
 
 @numba.njit(inline="always")
@@ -38,17 +38,17 @@ def _float32(x):  # type: ignore[no-untyped-def]
     return np.float32(x)
 
 
-@compiled()
+@nogil_njit()
 def _dot_float16(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _float16)
 
 
-@compiled()
+@nogil_njit()
 def _dot_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _bfloat16)
 
 
-@compiled()
+@nogil_njit()
 def _dot_float32(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _float32)
 
@@ -81,12 +81,12 @@ def _products_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
                 out[m, n] += rounding(x * b[k, n])
 
 
-@compiled()
+@nogil_njit()
 def _products_float16(a, b, out):  # type: ignore[no-untyped-def]
     _products_with(a, b, out, _float16)
 
 
-@compiled()
+@nogil_njit()
 def _products_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
     _products_with(a, b, out, _bfloat16)
 

@@ -24,13 +24,13 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
-from precaudit.models.checkpoints.names import rearranged
+from precaudit.models.checkpoints.names import rearrange_axes
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance, silent
-from precaudit.recording.dumps.reading import Dump, Held, read_dump
+from precaudit.recording.dumps.reading import Dump, DumpArray, read_dump
 from precaudit.recording.dumps.runs import MANIFEST, SCHEMA, DumpRun, DumpTensor, Imported, Reported, open_imported
-from precaudit.recording.runs.folders import check_folder, check_space, followed
+from precaudit.recording.runs.folders import check_folder, check_space, follow_link
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
@@ -81,13 +81,13 @@ def import_dump(
     ``names``: the map's file. Raises UserError for a map that is wrong, a point that the dump has nowhere, an array
     whose axes or format do not fit, before anything is written where that shows in the names alone.
     """
-    source, folder = Path(source), followed(Path(folder))
-    given = OWN if names is None else _parsed(Path(names))
+    source, folder = Path(source), follow_link(Path(folder))
+    given = OWN if names is None else _parse_names(Path(names))
     where = "the dump" if names is None else str(names)
     dump = read_dump(source)
     case = given.case or (source.name if source.is_dir() else source.stem)
     calls = [_call(text, where) for text in given.calls]
-    taken, tokens, left = _taken(dump, given, case, calls, where, strict=names is not None)
+    taken, tokens, left = _take_arrays(dump, given, case, calls, where, strict=names is not None)
     if not taken and not dump.reported:
         raise UserError(f"{source}: no array has a name of ours; say what is what with --map FILE")
     check_space(folder, sum(_size(held) for _, _, held in taken) + (1 << 20), "map fewer points")
@@ -99,8 +99,8 @@ def import_dump(
         record = DumpRun(
             schema=SCHEMA, id=folder.resolve().name, source=source.name, command=command, tensors=tuple(tensors),
             tokens={name: _ids(held, where) for name, held in tokens.items()}, left_out=tuple(left),
-            reported=tuple(_reported(dump, calls, where)), absent=tuple(_absent([t[0] for t in taken])), hashes=hashes,
-            finished=datetime.now(UTC).isoformat("T", "seconds"),
+            reported=tuple(_reported_values(dump, calls, where)), absent=tuple(_absent([t[0] for t in taken])),
+            hashes=hashes, finished=datetime.now(UTC).isoformat("T", "seconds"),
         )  # fmt: skip
         write_whole(part / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         if folder.exists():
@@ -114,7 +114,7 @@ def import_dump(
     return open_imported(folder)
 
 
-def _parsed(path: Path) -> DumpNames:
+def _parse_names(path: Path) -> DumpNames:
     table = read_toml(path)
     try:
         found = msgspec.convert(table, DumpNames)
@@ -149,18 +149,18 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(found))
 
 
-Taken = tuple[Place, Theirs, Held]
+Taken = tuple[Place, Theirs, DumpArray]
 
 
-def _taken(
+def _take_arrays(
     dump: Dump, names: DumpNames, case: str, calls: Sequence[tuple[str, int]], where: str, strict: bool
-) -> tuple[list[Taken], dict[str, Held], list[str]]:
+) -> tuple[list[Taken], dict[str, DumpArray], list[str]]:
     """Return the arrays that the map takes with their places, token ids by case, and the names that nothing takes."""
     entries = {p: Theirs(x) if isinstance(x, str) else x for p, x in names.points.items()}
     patterns = {point: _pattern(x.name) for point, x in entries.items()}
     ids = _pattern(names.tokens) if names.tokens else None
     taken: list[Taken] = []
-    tokens: dict[str, Held] = {}
+    tokens: dict[str, DumpArray] = {}
     left = list(dump.other)
     for held in dump.arrays:
         found = [(p, m) for p, pattern in patterns.items() if (m := pattern.fullmatch(held.name))]
@@ -196,7 +196,7 @@ def _phase(call: int, calls: Sequence[tuple[str, int]], where: str) -> tuple[str
     return ("decode", call) if call else ("prefill", 0)
 
 
-def _reported(dump: Dump, calls: Sequence[tuple[str, int]], where: str) -> Iterator[Reported]:
+def _reported_values(dump: Dump, calls: Sequence[tuple[str, int]], where: str) -> Iterator[Reported]:
     for x in dump.reported:
         phase, step = _phase(x.call, calls, f"{where}: {x.name} of {x.case}")
         yield Reported(prompt=x.case, phase=phase, step=step, layer=x.layer, name=x.name, value=x.value)
@@ -211,7 +211,7 @@ def _absent(places: Sequence[Place]) -> Iterator[str]:
                 yield place.text
 
 
-def _size(held: Held) -> int:
+def _size(held: DumpArray) -> int:
     x = held.load()
     return int(x.size) * x.dtype.itemsize
 
@@ -242,11 +242,11 @@ def _tensors(
     return tensors, hashes
 
 
-def _array(held: Held, theirs: Theirs, point: str, where: str) -> Array:
+def _array(held: DumpArray, theirs: Theirs, point: str, where: str) -> Array:
     """Return an array with our axes, in its own format; raises UserError where either does not fit."""
-    x = _formatted(held.load(), theirs.dtype, where)
+    x = _to_format(held.load(), theirs.dtype, where)
     if theirs.axes:
-        x = rearranged(x, theirs.axes, where, theirs.sizes)
+        x = rearrange_axes(x, theirs.axes, where, theirs.sizes)
     row = POINTS.get(point)
     if row is not None and x.ndim != len(row.axes):
         raise UserError(
@@ -255,7 +255,7 @@ def _array(held: Held, theirs: Theirs, point: str, where: str) -> Array:
     return np.ascontiguousarray(x.astype(x.dtype.newbyteorder("=")))
 
 
-def _formatted(x: Array, dtype: str, where: str) -> Array:
+def _to_format(x: Array, dtype: str, where: str) -> Array:
     """Return an array in its format: bits that NumPy has no name for as what they are, wider numbers if they fit."""
     if x.dtype.kind == "V" and x.dtype.name not in FORMATS and not dtype:
         raise UserError(f"{where}: its format is unknown ({x.dtype}); say it: dtype = 'bfloat16'")
@@ -274,7 +274,7 @@ def _formatted(x: Array, dtype: str, where: str) -> Array:
     return x
 
 
-def _ids(held: Held, where: str) -> tuple[int, ...]:
+def _ids(held: DumpArray, where: str) -> tuple[int, ...]:
     x = held.load()
     if x.dtype.kind not in "iu" or x.size != x.shape[-1] or (x < 0).any():
         raise UserError(f"{where}: tokens: {held.name!r} is {x.dtype} {list(x.shape)}; token ids are integers [T]")

@@ -16,7 +16,7 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 
 KINDS = (".npy", ".npz", ".safetensors", ".jsonl")
 MOST_LINE = 1 << 30  # bytes of a line of JSONL
@@ -24,7 +24,7 @@ CASES, CALLS = ("prompt", "case", "id", "name"), ("call", "step")  # keys of a l
 
 
 @dataclass(frozen=True)
-class Held:
+class DumpArray:
     """An array of a dump, by its name; ``load`` reads it."""
 
     name: str
@@ -45,7 +45,7 @@ class Lone(NamedTuple):
 class Dump:
     """What a dump holds: arrays, numbers somebody reported, and what is neither."""
 
-    arrays: tuple[Held, ...]
+    arrays: tuple[DumpArray, ...]
     reported: tuple[Lone, ...]
     other: tuple[str, ...]
 
@@ -58,7 +58,7 @@ def read_dump(path: Path) -> Dump:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    arrays: list[Held] = []
+    arrays: list[DumpArray] = []
     reported: list[Lone] = []
     other: list[str] = []
     root = path if path.is_dir() else path.parent
@@ -84,15 +84,15 @@ def read_dump(path: Path) -> Dump:
     return Dump(tuple(arrays), tuple(reported), tuple(other))
 
 
-def _arrays(file: Path, below: str) -> Iterator[Held]:
+def _arrays(file: Path, below: str) -> Iterator[DumpArray]:
     if file.suffix == ".npy":
-        yield Held(below or file.stem, lambda: _npy(file))
+        yield DumpArray(below or file.stem, lambda: _npy(file))
         return
     prefix = f"{below}/" if below else ""
     if file.suffix == ".safetensors":
         found = SafetensorsFiles.open([file], ANYTHING)
         for key in found.entries:
-            yield Held(prefix + key, lambda key=key: found.read(key))  # type: ignore[misc]
+            yield DumpArray(prefix + key, lambda key=key: found.read_tensor(key))  # type: ignore[misc]
         return
     try:
         with zipfile.ZipFile(file) as z:
@@ -100,7 +100,7 @@ def _arrays(file: Path, below: str) -> Iterator[Held]:
     except Exception as error:
         raise UserError(f"{file}: not .npz: {error}") from None
     for key in keys:
-        yield Held(prefix + key, lambda key=key: _npz(file, key))  # type: ignore[misc]
+        yield DumpArray(prefix + key, lambda key=key: _npz(file, key))  # type: ignore[misc]
 
 
 def _npy(file: Path) -> Array:
@@ -124,7 +124,7 @@ def _first(error: BaseException) -> str:
 
 def _jsonl(file: Path) -> Dump:
     """Return lists of numbers as arrays, lone numbers as reported, of lines that say prompt, layer and step."""
-    arrays: list[Held] = []
+    arrays: list[DumpArray] = []
     reported: list[Lone] = []
     other: dict[str, None] = {}
     with file.open("rb") as f:
@@ -140,11 +140,11 @@ def _jsonl(file: Path) -> Dump:
                 if key in (*CASES, *CALLS, "layer", "phase", "point") or isinstance(x, str | bool) or x is None:
                     continue
                 if isinstance(x, int | float):
-                    reported.append(Lone(case, call, layer, key, x if isinstance(x, int) else number(x)))
+                    reported.append(Lone(case, call, layer, key, x if isinstance(x, int) else json_number(x)))
                 elif isinstance(x, list):
                     name = "/".join(str(part) for part in (case, call, layer, key) if part is not None)
                     found = _numbers(x, f"{where}: {key}")
-                    arrays.append(Held(name, lambda found=found: found))  # type: ignore[misc]
+                    arrays.append(DumpArray(name, lambda found=found: found))  # type: ignore[misc]
                 else:
                     other[f"{file.name}: {key}"] = None
     return Dump(tuple(arrays), tuple(reported), tuple(other))

@@ -88,7 +88,7 @@ class Imported(Brief):
         files = SafetensorsFiles.open([path], ANYTHING)
         if t.key not in files.entries:
             raise UserError(f"{path} holds no {t.key!r}; import again")
-        x = files.read(t.key)
+        x = files.read_tensor(t.key)
         if x.shape != t.shape or x.dtype.name != t.dtype:
             raise UserError(f"{path}: {t.key!r} is not what dump.json says; import again")
         return x

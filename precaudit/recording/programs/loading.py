@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -30,30 +31,30 @@ def is_reference(text: str) -> bool:
     return REFERENCE.fullmatch(text) is not None and not Path(text).exists()
 
 
-def load(reference: str) -> Program:
+def load_program(reference: str) -> Program:
     """Import what a reference names and return its Program; raises UserError with the user's line where it fails."""
-    found = _imported(reference, "program", lambda x: isinstance(x, Program))
+    found = _import(reference, "program", lambda x: isinstance(x, Program))
     if not isinstance(found, Program):
         raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
     return found
 
 
-def renamed(program: Program, path: Path) -> Program:
+def rename_points(program: Program, path: Path) -> Program:
     """Return a program with points under the names that a TOML file gives (``q = "query_proj"``); raises UserError."""
     return replace(program, points={**(program.points or {}), **read_toml(path)})
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """Import what a reference names and return that function; raises UserError as ``load``."""
-    found = _imported(reference, "function", callable)
+    """Import what a reference names and return that function; raises UserError as ``load_program``."""
+    found = _import(reference, "function", callable)
     if not callable(found):
         raise UserError(f"{reference} is no function but {type(found).__name__}")
     return cast("Callable[..., Any]", found)
 
 
 def load_attribute(reference: str) -> Any:
-    """Import what a reference names; raises UserError as ``load``."""
-    return _imported(reference, "value", lambda x: not callable(x))
+    """Import what a reference names; raises UserError as ``load_program``."""
+    return _import(reference, "value", lambda x: not callable(x))
 
 
 def has(reference: str) -> bool:
@@ -65,7 +66,7 @@ def has(reference: str) -> bool:
     return True
 
 
-def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
+def _import(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     match = REFERENCE.fullmatch(reference)
     if match is None:
         raise UserError(f"{reference!r} names no {what}: give FILE.py:NAME or module:NAME")
@@ -75,7 +76,7 @@ def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{line_of(error)}") from None
+        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{raising_line(error)}") from None
     if not hasattr(module, name):
         names = [n for n, v in vars(module).items() if fits(v)]
         held = "Program" if what == "program" else what
@@ -117,9 +118,14 @@ def named_of(opened: Opened, program: str | None) -> str:
     if program is not None:
         return program
     named = opened.record.program
+    if not named and (command := opened.record.watched) is not None:
+        raise UserError(
+            f"{opened.folder} holds calls of a command: precaudit compare {opened.folder} --rerun runs it again "
+            f"({shlex.join(command.words)})"
+        )
     if not named:
         raise UserError(f"{opened.folder} does not say which program it is of; give it with --program FILE.py:NAME")
-    if not trusted(named):
+    if not is_trusted(named):
         raise UserError(
             f"{opened.folder} is of {named}, which was not traced here as it stands: to run its code, name it with "
             f"--program {named}"
@@ -127,7 +133,12 @@ def named_of(opened: Opened, program: str | None) -> str:
     return named
 
 
-def line_of(error: Exception) -> str:
+def program_of(opened: Opened, program: Program | str | None) -> Program:
+    """Return a run's program, as it is given or by its name; raises UserError as ``named_of`` and ``load_program``."""
+    return program if isinstance(program, Program) else load_program(named_of(opened, program))
+
+
+def raising_line(error: Exception) -> str:
     """Return the line of the user's that raised, where there is one."""
     before = error.__cause__  # where JAX tells of the line that it had traced
     at = [
@@ -163,7 +174,7 @@ def trust(reference: str) -> None:
         warnings.warn(f"{path}: {error.strerror}: name the program again with --program {reference}", stacklevel=2)
 
 
-def trusted(reference: str) -> bool:
+def is_trusted(reference: str) -> bool:
     """Whether this user traced this very source before: a run of someone else's names code and runs none."""
     path = _note(reference)
     return path is not None and path.is_file()

@@ -13,22 +13,27 @@ from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.bounded import counting
 from precaudit.interpreters.jaxpr.keys import on_host, readable
 from precaudit.interpreters.jaxpr.reads import reads
-from precaudit.interpreters.jaxpr.sites import numbered
+from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.strict import STRICTLY
 from precaudit.interpreters.jaxpr.sums import float_bits
-from precaudit.interpreters.jaxpr.tag import Tagged, Which, tagged
-from precaudit.interpreters.jaxpr.wide import narrowed
+from precaudit.interpreters.jaxpr.tag import Tagged, Which, tag_program
+from precaudit.interpreters.jaxpr.wide import halve_widths
+from precaudit.interpreters.mesh.sums import split_sums
+from precaudit.interpreters.tpu.grammar import parse_module
+from precaudit.interpreters.tpu.scanner import HloError
 from precaudit.interpreters.tpu.target import Target
-from precaudit.recording.programs.loading import line_of
+from precaudit.interpreters.tpu.texts import hlo_text
+from precaudit.recording.programs.loading import raising_line
 from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.programs import ProgramLoop, ProgramPoint
 from precaudit.recording.tracing.predicting import program_for
+from precaudit.schema.records.devices import SplitSum
 
 RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that ends a traceback
 
 
-def prepared(
+def prepare_program(
     program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
     loops: Sequence[ProgramLoop] | None = None, target: Target | None = None, taps: Which | None = None,
     only: Collection[str] | None = None,
@@ -38,7 +43,7 @@ def prepared(
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
     loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``,
-    ``only``: as ``tagged``. Raises CannotJudge where what the program is given lies with other processes, too.
+    ``only``: as ``tag_program``. Raises CannotJudge where what the program is given lies with other processes, too.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -49,10 +54,10 @@ def prepared(
             )
     carried = layers is not None
     _here(program)
-    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps, only)
+    made = _tag(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps, only)
     outputs_of(program)
     if made.loops and loops is None:
-        made = _tagged(program, renamed, carried, _counted(program, made, target), taps, only)
+        made = _tag(program, renamed, carried, _count_iterations(program, made, target), taps, only)
     if bare := [s.name for s in made.sites if 0 in (*s.stacked, *s.shape)]:
         raise UserError(f"Program: the tap {bare[0]!r} is of an array without elements")
     if layers is not None:
@@ -68,7 +73,7 @@ def _here(program: Program) -> None:
                 on_host(x, f"{what}{jax.tree_util.keystr(path)}")
 
 
-def _tagged(
+def _tag(
     program: Program,
     renamed: Mapping[str, str] | None,
     carried: bool,
@@ -79,26 +84,26 @@ def _tagged(
     names = program.points if renamed is None else renamed
     inputs = next(iter(program.cases.values()))
     try:
-        return tagged(
+        return tag_program(
             program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations, taps=taps,
             only=only,
         )  # fmt: skip
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"the program cannot be traced: {told(error)}") from None
+        raise UserError(f"the program cannot be traced: {error_text(error)}") from None
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return what a user's code raised, in a line, and where."""
     said = str(error).strip().splitlines() or [""]
     raised = [line for line in said if RAISED.match(line)]  # by a callback, whose traceback is what JAX's error says
-    return raised[-1] if raised else f"{type(error).__name__}: {said[0]}{line_of(error)}"
+    return raised[-1] if raised else f"{type(error).__name__}: {said[0]}{raising_line(error)}"
 
 
-def _counted(program: Program, made: Tagged, target: Target | None) -> dict[str, int]:
+def _count_iterations(program: Program, made: Tagged, target: Target | None) -> dict[str, int]:
     """Return the most iterations that each while loop takes in any call of any case; one at least."""
-    run = jitted(counting(made.jaxpr, made.loops), target)
+    run = jit_for(counting(made.jaxpr, made.loops), target)
     most = {loop.name: 1 for loop in made.loops.values()}
     for first in program.cases.values():
         inputs = first
@@ -106,11 +111,11 @@ def _counted(program: Program, made: Tagged, target: Target | None) -> dict[str,
             out, counts = run(*jax.tree.leaves((program.params, *inputs)))
             most = {name: max(n, int(counts[name])) for name, n in most.items()}
             if call < program.steps:
-                inputs = following(program, inputs, jax.tree.unflatten(made.structure, out))
+                inputs = next_inputs(program, inputs, jax.tree.unflatten(made.structure, out))
     return most
 
 
-def loops_of(made: Tagged) -> tuple[ProgramLoop, ...]:
+def recorded_loops(made: Tagged) -> tuple[ProgramLoop, ...]:
     """Return a program's while loops that hold points, with the iterations that are recorded of each."""
     return tuple(
         ProgramLoop(name=loop.name, source=loop.source, iterations=made.iterations[loop.name])
@@ -124,26 +129,17 @@ def _within(made: Tagged, layers: Sequence[int]) -> None:
         raise UserError(
             "--layers: points of this program lie inside shard_map, whose shards are no steps; leave it out"
         )
-    most = _steps(made)
+    most = most_steps(made)
     if outside := [i for i in layers if not 0 <= i < most]:
         raise UserError(f"--layers: layer {outside[0]} is out of range: the program's scans have {most} steps at most")
 
 
-def _steps(made: Tagged) -> int:
+def most_steps(made: Tagged) -> int:
+    """Return how many steps the longest outermost scan with points has; raises UserError without one."""
     found = [s.stacked[0] for s in made.sites if s.stacked]
     if not found:
         raise UserError("--layers: this program scans over nothing; points of its layers have names of their own")
     return max(found)
-
-
-def steps_of(program: Program, taps: Which | None = None) -> int:
-    """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
-    return _steps(prepared(program, taps=taps))
-
-
-def points(program: Program, taps: Which | None = None) -> tuple[ProgramPoint, ...]:
-    """Return the points of a program, in its order: its own, automatic ones, or both."""
-    return points_of(prepared(program, taps=taps), None)
 
 
 def support_of(program: Program, made: Tagged, asked: Collection[str]) -> frozenset[str]:
@@ -172,25 +168,25 @@ def points_of(
     ``asked``: names of those that were asked for, None for all; the others are support.
     """
 
-    def stacked(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    def recorded_axes(lengths: tuple[int, ...]) -> tuple[int, ...]:
         return lengths if layers is None or not lengths else (sum(i < lengths[0] for i in layers), *lengths[1:])
 
     return tuple(
         ProgramPoint(
-            name=name, shape=s.shape, stacked=stacked(s.stacked), dtype=np.dtype(s.dtype).name,
+            name=name, shape=s.shape, stacked=recorded_axes(s.stacked), dtype=np.dtype(s.dtype).name,
             source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
             whole=made.tags[s.name].whole, support=asked is not None and s.name not in asked,
         )
-        for name, s in zip(numbered(made.sites), made.sites, strict=True)
+        for name, s in zip(unique_names(made.sites), made.sites, strict=True)
     )  # fmt: skip
 
 
-def code_of(made: Tagged) -> str:
+def code_hash(made: Tagged) -> str:
     """Return the SHA-256 of a program's jaxpr, addresses of functions in it aside."""
     return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "0x", str(made.jaxpr)).encode()).hexdigest()
 
 
-def weights_of(program: Program, made: Tagged) -> str:
+def weights_hash(program: Program, made: Tagged) -> str:
     """Return the hash of a program's parameters and of the arrays it closes over: format, shape and bytes of each."""
     digest = hashlib.sha256()
     for x in (*jax.tree.leaves(program.params), *made.jaxpr.consts):
@@ -207,7 +203,7 @@ def outputs_of(program: Program, asked: Collection[str] | None = None) -> tuple[
     if program.outputs is None:
         return ()
     inputs = next(iter(program.cases.values()))
-    named = jax.eval_shape(lambda *given: program.named(program.call(*given)), program.params, *inputs)
+    named = jax.eval_shape(lambda *given: program.named_outputs(program.call(*given)), program.params, *inputs)
     return tuple(
         ProgramPoint(
             name=n, shape=x.shape, stacked=(), dtype=np.dtype(x.dtype).name, source="", scope="", primitive="output"
@@ -222,16 +218,16 @@ def shapes_of(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [(np.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(inputs)]
 
 
-def following(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+def next_inputs(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
     """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
     assert program.advance is not None
-    made = narrowed(program.advance(inputs, out))
+    made = halve_widths(program.advance(inputs, out))
     if not isinstance(made, tuple) or shapes_of(made) != shapes_of(inputs):
         raise UserError("Program: advance gave inputs of other shapes or formats than those it was given")
     return made
 
 
-def jitted(function: Callable[..., Any], target: Target | None, strict: bool = False) -> Callable[..., Any]:
+def jit_for(function: Callable[..., Any], target: Target | None, strict: bool = False) -> Callable[..., Any]:
     """Return a function compiled for JAX's device, or as a TPU that is not here would run it.
 
     ``strict``: without excess precision, for JAX's device.
@@ -239,3 +235,11 @@ def jitted(function: Callable[..., Any], target: Target | None, strict: bool = F
     if target is not None:
         return program_for(target, function)
     return jax.jit(function, compiler_options=STRICTLY if strict else None)
+
+
+def partitioned_sums(program: Any, given: Sequence[Any]) -> dict[str, SplitSum]:
+    """Return how products in parts of several devices are made; nothing where the compiled text cannot be read."""
+    try:
+        return split_sums(parse_module(hlo_text(program.lower(*given).compile())))
+    except HloError:
+        return {}

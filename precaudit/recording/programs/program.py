@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precaudit.errors import UserError, nearest
@@ -14,6 +14,31 @@ MOST_STEPS = 1 << 16
 OUTPUT = "outputs."  # before the name of an output, where points are named
 OUTPUT_LOGITS = OUTPUT + LOGITS
 NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
+NextInputs = Callable[[tuple[Any, ...], Any], tuple[Any, ...]]  # of a call's inputs and outputs, the next one's inputs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point that goes on where the one before it ends: decode with prefill's cache, rescore, a loss.
+
+    ``begin(inputs, outputs)`` makes its first inputs of the last call's before it. ``call``, ``steps``, ``advance``,
+    ``outputs``, ``points``, ``tokens`` and ``start`` are as ``Program`` has them.
+    """
+
+    call: Callable[..., Any]
+    begin: NextInputs
+    steps: int = 0
+    advance: NextInputs | None = None
+    outputs: str | Sequence[str] | None = None
+    points: Mapping[str, str] | None = None
+    tokens: int | None = None
+    start: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything runs."""
+        _check(self)
+        if not callable(self.begin):
+            raise UserError(f"Entry: begin is no function but {type(self.begin).__name__}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +54,11 @@ class Program(Brief):
     automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats that it
     means to compute in, by the name of a policy, its file or itself: what a names map shows is held to them.
     ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the textbook has its tensors,
-    and not those of ``params``, which are believed without it.
+    and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a call's in
+    order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or one
+    (None: they count on from call to call; a later entry point goes on where the one before ended, or begins anew where
+    its first call has several rows). ``entry``: what the entry point ``call`` is named; ``then``: the entry points that
+    run after it, by name, each on the state that the one before leaves.
 
     Raises UserError for what is none.
 
@@ -49,38 +78,34 @@ class Program(Brief):
     params: Any
     cases: Mapping[str, tuple[Any, ...]]
     steps: int = 0
-    advance: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
+    advance: NextInputs | None = None
     outputs: str | Sequence[str] | None = None
     points: Mapping[str, str] | None = None
     policy: str | Policy | None = None
     weights: str | None = None
+    tokens: int | None = None
+    start: int | None = None
+    entry: str = "call"
+    then: Mapping[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything runs."""
-        if not callable(self.call):
-            raise UserError(f"Program: call is no function but {type(self.call).__name__}")
+        _check(self)
         if not isinstance(self.cases, Mapping) or not self.cases:
             raise UserError('Program: cases is empty; give inputs by name: cases={"short": (tokens,)}')
         for name, inputs in self.cases.items():
             if not isinstance(name, str) or not isinstance(inputs, tuple):
                 raise UserError(f"Program: case {name!r} must be a name with a tuple of inputs")
-        if not 0 <= self.steps <= MOST_STEPS:
-            raise UserError(f"Program: steps = {self.steps} is outside 0 to {MOST_STEPS}")
-        if self.steps and self.advance is None:
-            raise UserError("Program: steps need advance(inputs, outputs), which makes the next call's inputs")
-        pairs = {} if self.points is None else self.points
-        if not isinstance(pairs, Mapping) or not all(isinstance(x, str) and x for pair in pairs.items() for x in pair):
-            raise UserError(f'Program: points = {self.points!r} must be names by names: {{"q": "query_proj"}}')
-        if bad := [name for name in pairs if not NAME.fullmatch(name)]:
-            raise UserError(f"Program: points: {bad[0]!r} is no name: letters, digits, _ and . alone")
-        if not all(isinstance(name, str) and name for name in self._names) or len(set(self._names)) < len(self._names):
-            raise UserError(f"Program: outputs = {self.outputs!r} must be a name or several that differ")
-        from precaudit.interpreters.jaxpr.wide import narrowed
+        if bad := [n for n in (self.entry, *self.then) if not isinstance(n, str) or not NAME.fullmatch(n)]:
+            raise UserError(f"Program: entry point {bad[0]!r} is no name: letters, digits, _ and . alone")
+        if not all(isinstance(e, Entry) for e in self.then.values()) or self.entry in self.then:
+            raise UserError("Program: then holds entry points by names of their own: {'decode': precaudit.Entry(…)}")
+        from precaudit.interpreters.jaxpr.wide import halve_widths
 
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", load_policy(self.policy))
-        object.__setattr__(self, "params", narrowed(self.params))
-        object.__setattr__(self, "cases", {name: narrowed(inputs) for name, inputs in self.cases.items()})
+        object.__setattr__(self, "params", halve_widths(self.params))
+        object.__setattr__(self, "cases", {name: halve_widths(inputs) for name, inputs in self.cases.items()})
 
     def some(self, cases: Collection[str]) -> "Program":
         """Return the same of some cases; raises UserError for one that it does not have."""
@@ -95,32 +120,52 @@ class Program(Brief):
             raise UserError(f"the program announces no policy whose {', '.join(settings or {})} to set: give --policy")
         return replace(self, policy=apply_settings(announced, dict(settings or {})))
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return () if self.outputs is None else (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs)
-
     def inputs(self, leaves: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a call's inputs from their leaves, {number: array}, as a run holds them."""
         import jax
 
-        from precaudit.interpreters.jaxpr.keys import keyed
-        from precaudit.interpreters.jaxpr.wide import narrowed
+        from precaudit.interpreters.jaxpr.keys import wrap_key
+        from precaudit.interpreters.jaxpr.wide import halve_widths
 
         first, structure = jax.tree.flatten(next(iter(self.cases.values())))
-        held = [keyed(leaves[str(i)], like) for i, like in enumerate(first)]
-        return tuple(narrowed(jax.tree.unflatten(structure, held)))
+        held = [wrap_key(leaves[str(i)], like) for i, like in enumerate(first)]
+        return tuple(halve_widths(jax.tree.unflatten(structure, held)))
 
-    def named(self, out: Any) -> dict[str, Any]:
+    def named_outputs(self, out: Any) -> dict[str, Any]:
         """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""
-        if not self._names:
+        names = _names(self.outputs)
+        if not names:
             return {}
         parts = (out,) if isinstance(self.outputs, str) else tuple(out) if isinstance(out, tuple | list) else (out,)
-        if len(parts) != len(self._names):
-            raise UserError(f"Program: outputs names {len(self._names)} results, call returns {len(parts)}")
-        found = {OUTPUT + n: x for n, x in zip(self._names, parts, strict=True) if hasattr(x, "dtype")}
-        if OUTPUT_LOGITS not in found and LOGITS in self._names:
+        if len(parts) != len(names):
+            raise UserError(f"Program: outputs names {len(names)} results, call returns {len(parts)}")
+        found = {OUTPUT + n: x for n, x in zip(names, parts, strict=True) if hasattr(x, "dtype")}
+        if OUTPUT_LOGITS not in found and LOGITS in names:
             raise UserError("Program: the output named logits is no array")
         return {n: x for n, x in found.items() if _floats(x)}
+
+
+def _check(of: "Program | Entry") -> None:
+    """Raise UserError for what a program's entry points cannot be, the first or a later one."""
+    what = type(of).__name__ if isinstance(of, Entry) else "Program"
+    names = _names(of.outputs)
+    if not callable(of.call):
+        raise UserError(f"{what}: call is no function but {type(of.call).__name__}")
+    if not 0 <= of.steps <= MOST_STEPS:
+        raise UserError(f"{what}: steps = {of.steps} is outside 0 to {MOST_STEPS}")
+    if of.steps and of.advance is None:
+        raise UserError(f"{what}: steps need advance(inputs, outputs), which makes the next call's inputs")
+    pairs = {} if of.points is None else of.points
+    if not isinstance(pairs, Mapping) or not all(isinstance(x, str) and x for pair in pairs.items() for x in pair):
+        raise UserError(f'{what}: points = {of.points!r} must be names by names: {{"q": "query_proj"}}')
+    if bad := [name for name in pairs if not NAME.fullmatch(name)]:
+        raise UserError(f"{what}: points: {bad[0]!r} is no name: letters, digits, _ and . alone")
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise UserError(f"{what}: outputs = {of.outputs!r} must be a name or several that differ")
+
+
+def _names(outputs: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def _floats(x: Any) -> bool:

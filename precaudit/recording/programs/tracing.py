@@ -1,7 +1,7 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,25 +23,21 @@ from precaudit.interpreters.tpu import units as tpu
 from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.target import Target
 from precaudit.progress import Advance, silent
+from precaudit.recording.programs.entries import first_inputs
+from precaudit.recording.programs.planning import Planned, entry_run, plan, size_of
 from precaudit.recording.programs.preparing import (
-    code_of,
-    following,
-    jitted,
-    loops_of,
-    outputs_of,
-    points,
-    points_of,
-    prepared,
-    steps_of,
-    support_of,
-    told,
-    weights_of,
+    error_text,
+    jit_for,
+    next_inputs,
+    partitioned_sums,
 )
 from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
 from precaudit.recording.runs.folders import check_space, prepare_folder
 from precaudit.recording.runs.programs import (
     SCHEMA,
     Disturbance,
+    EntryRun,
     Opened,
     ProgramRun,
     file_name,
@@ -49,23 +45,26 @@ from precaudit.recording.runs.programs import (
     write_manifest,
     write_tensors,
 )
-from precaudit.recording.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
+from precaudit.recording.tracing.predicting import (
+    PredictedProgram,
+    assumptions,
+    compare_predictions,
+    compiler_output,
+    device_name,
+)
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import Way
 from precaudit.schema.records.runs import Prediction
-from precaudit.schema.selection import parse_positions
-
-STRICTLY = "compiled without excess precision"  # how the note of such a run begins
-__all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 
 
 @enough_memory()
-def trace(
+def trace_program(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
     target: Target | None = None, strict: bool = False, taps: Which | None = None,
-    asked: Collection[str] | None = None, positions: str | None = None,
+    asked: Collection[str] | None = None, positions: str | None = None, phases: Collection[str] | None = None,
+    resume: bool = False,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
@@ -73,93 +72,177 @@ def trace(
     that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
     ``strict``: compiled without excess precision; the run's warnings say what that changes.
     ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``). ``asked``: names
-    of the points that are judged (None: all); what these are judged by is recorded as their support. ``positions``: of
-    which calls (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came
-    before.
+    of the points that are judged (None: all); what these are judged by is recorded as their support. ``phases``: the
+    entry points that are recorded (None: all); those before are run alone. ``positions``: of which calls of one entry
+    point (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came before.
+    ``resume``: go on with a run that was cut off; the cases that it holds whole are not run again.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
     layers = None if layers is None else tuple(sorted(set(layers)))
-    made = prepared(program, layers=layers, target=target, taps=taps)
-    if asked is not None:
-        support = support_of(program, made, asked)
-        made = prepared(program, layers=layers, loops=loops_of(made), taps=taps, only={*asked, *support})
-    if not made.sites:
-        raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
-    chosen = _calls(positions, program.steps + 1)
-    folder, calls, found = Path(folder), len(chosen), points_of(made, layers, asked)
-    size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
-    inputs_size = sum(on_host(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
-    needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
-    check_space(folder, needed, "give smaller inputs or fewer steps")
-    prepare_folder(folder, force)
+    planned = plan(program, layers, target, taps, asked, positions, phases)
+    kept = [x for x in planned if x.calls]
+    folder, held = Path(folder), [entry_run(x, layers) for x in kept]
+    size = sum(map(size_of, kept, held))
+    check_space(folder, len(program.cases) * size + (1 << 20), "give smaller inputs or fewer steps")
+    first, *then = held
+    if not resume:
+        prepare_folder(folder, force)
     record = ProgramRun(
-        schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
-        weights=weights_of(program, made), automatic=made.automatic, taps=taps,
-        renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
-        outputs=outputs_of(program, asked), layers=layers, loops=loops_of(made),
-        asked=None if asked is None else tuple(asked), policy=_announced(program),
-        origin=program.weights, began=chosen.start,
-        device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
-        flushes=True if target is not None else device_flushes(),
+        schema=SCHEMA, id=folder.resolve().name, program=reference, taps=taps, cases=tuple(program.cases),
+        layers=layers, asked=None if asked is None else tuple(asked), policy=_announced_policy(program),
+        origin=program.weights, device=str(jax.devices()[0]) if target is None else device_name(target),
+        command=command, flushes=True if target is not None else device_flushes(),
         warnings=(
-            *_not_finite(program), *_unrecorded(chosen.start), *_aside(made.aside),
+            *_not_finite(program), *_unrecorded_calls_note(planned),
+            *_aside(name for x in kept if x.made for name in x.made.aside),
             *(() if target is None else assumptions(target)),
         ),
-        versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
+        versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
+        **{name: getattr(first, name) for name in first.__struct_fields__},
     )  # fmt: skip
+    if resume:
+        record = manifest_to_resume(folder, record, strict)
     write_manifest(folder, record)
-    captured, bare = (jitted(f, target, strict) for f in (capturing(made, layers), program.call))
-    outputs = {p.name for p in record.outputs}
-    hashes: dict[str, str] = {}
-    notes, written = [], 0
-    strictly: tuple[str, ...] = ()
-    for i, (case, first) in enumerate(program.cases.items()):
-        inputs = first
-        for call in range(-chosen.start, calls):
-            given = (program.params, *inputs)
-            out, held = _ran(captured, bare, given, f"{case}, call {chosen.start + call}")
-            if call < 0:
-                inputs = following(program, inputs, out)
-                continue
-            _ended(record, held, case, call)
-            if call == 0:
-                if strict and i == 0:
-                    strictly = (_strictly(case, jitted(program.call, None)(*given), bare(*given)),)
-                text = made_of(captured, given, jax.default_backend())
-                noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
-                made_by = {} if text is None else _labelled(text, captured)
-                notes.append(msgspec.structs.replace(noted, made=made_by))
-            named = {n: x for n, x in program.named(out).items() if n in outputs}
-            for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
-                name = file_name(record, case, call, kind)
-                arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
-                hashes[name], nbytes = write_tensors(folder, name, arrays)
-                written += nbytes
-            tell(i * calls + call + 1, calls * len(program.cases), f"{case}, call {call}")
-            if call + 1 < calls:
-                inputs = following(program, inputs, out)
-    done = msgspec.structs.replace(
-        record,
-        neutrality=tuple(notes),
-        warnings=(*strictly, *record.warnings),
-        hashes=hashes,
-        bytes=written,
-        finished=_now(),
-    )
-    write_manifest(folder, done)
+    done = _record(_Running(program, planned, record, target, strict), folder, tell)
+    write_manifest(folder, msgspec.structs.replace(done, finished=_now()))
     return open_program_run(folder)
 
 
-def _calls(positions: str | None, calls: int) -> range:
-    """Return the calls that positions name, each a call; raises UserError for those that are not one after another."""
-    found = parse_positions(positions, calls)
-    if not found:
-        raise UserError(f"positions {positions!r} name none of the program's {calls} calls (0 to {calls - 1})")
-    if len(found) != found[-1] + 1 - found[0]:
-        raise UserError(f"positions {positions!r}: calls of a program are recorded one after another, such as last:4")
-    return range(found[0], found[-1] + 1)
+@dataclass(frozen=True)
+class _Running:
+    """What is recorded, and how: ``record`` is the run's manifest before anything was run."""
+
+    program: Program
+    planned: Sequence[Planned]
+    record: ProgramRun
+    target: Target | None
+    strict: bool
+
+    def functions(self, one: Planned) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return an entry point compiled with taps, and without."""
+        bare = jit_for(one.program.call, self.target, self.strict)
+        if one.made is None:
+            return bare, bare
+        return jit_for(capturing(one.made, self.record.layers), self.target, self.strict), bare
+
+
+def _record(run: _Running, folder: Path, tell: Advance) -> ProgramRun:
+    """Run every case that the manifest holds nothing of and write what its calls hold; return the whole manifest.
+
+    The manifest is written after every case, so that a run that is cut off can go on.
+    """
+    record = run.record
+    views = iter(Opened(folder, record).entries)
+    each = [_Compiled(one, next(views).record if one.calls else None, *run.functions(one)) for one in run.planned]
+    calls = sum(len(one.calls) for one in run.planned)
+    there = {n.case for n in record.neutrality}
+    for i, case in enumerate(run.program.cases):
+        if case in there:
+            continue
+        begins = i * calls
+
+        def done(call: int, what: str, begins: int = begins) -> None:
+            tell(begins + call, calls * len(run.program.cases), what)
+
+        strict = run.strict and not any(w.startswith(STRICTLY) for w in record.warnings)
+        record = _with_case(record, _case(run, folder, each, case, strict, done))
+        write_manifest(folder, record)
+    return record
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """An entry point as it is run: its part of the manifest where it is recorded, compiled with taps, and without."""
+
+    planned: Planned
+    record: ProgramRun | None
+    captured: Callable[..., Any]
+    bare: Callable[..., Any]
+
+
+@dataclass
+class _Case:
+    """What running a case gave: files by name with their hashes, bytes, what tapping did, by entry point, and notes."""
+
+    hashes: dict[str, str] = field(default_factory=dict)
+    bytes: int = 0
+    notes: dict[str, Disturbance] = field(default_factory=dict)
+    strictly: tuple[str, ...] = ()
+
+
+def _with_case(record: ProgramRun, made: _Case) -> ProgramRun:
+    """Return a manifest with what a case gave."""
+
+    def noted(x: ProgramRun | EntryRun) -> tuple[Disturbance, ...]:
+        return (*x.neutrality, made.notes[x.entry])
+
+    return msgspec.structs.replace(
+        record, neutrality=noted(record), warnings=(*made.strictly, *record.warnings),
+        then=tuple(msgspec.structs.replace(x, neutrality=noted(x)) for x in record.then),
+        hashes={**record.hashes, **made.hashes}, bytes=record.bytes + made.bytes,
+    )  # fmt: skip
+
+
+def _case(
+    run: _Running, folder: Path, each: Sequence[_Compiled], case: str, strict: bool, tell: Callable[[int, str], None]
+) -> _Case:
+    """Run a case and write what its calls hold; ``strict``: say what leaving out excess precision changes."""
+    found, done, inputs, out = _Case(), 0, run.program.cases[case], None
+    for i, one in enumerate(each):
+        entry, record, calls = one.planned.program, one.record, one.planned.calls
+        if i:
+            inputs = first_inputs(run.program.then[entry.entry], entry.entry, inputs, out)
+        end = calls.stop if i + 1 == len(each) else entry.steps + 1
+        for number_of, call in enumerate(range(end), -calls.start):
+            given = (run.program.params, *inputs)
+            where = f"{case}, {record.phase if record else entry.entry} {call}"
+            out, held = _ran(one.captured, one.bare, given, where, record)
+            if record is not None and call in calls:
+                _check_loops_ended(record, held, case, number_of)
+                if number_of == 0:
+                    if strict and not found.strictly:
+                        found.strictly = (_strictly(case, jit_for(entry.call, None)(*given), one.bare(*given)),)
+                    found.notes[entry.entry] = _note_disturbance(case, one.captured, one.bare, given, out)
+                nbytes, its = _write(folder, record, (case, number_of), inputs, held, entry.named_outputs(out))
+                found.hashes |= its
+                found.bytes += nbytes
+                done += 1
+                tell(done, f"{case}, {record.phase} {number_of}")
+            if call + 1 < end:
+                inputs = next_inputs(entry, inputs, out)
+    return found
+
+
+def _note_disturbance(
+    case: str, captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], out: jax.Array
+) -> Disturbance:
+    """Return what tapping did to a case's outputs, and how each product of the program with taps is made."""
+    text = compiler_output(captured, given, jax.default_backend())
+    noted = _disturbance(case, out, bare(*given), compare_predictions(captured, given, bare, given))
+    split = {} if not _is_on_several(out) else partitioned_sums(captured, given)
+    return msgspec.structs.replace(noted, made={} if text is None else _ways_by_label(text, captured), split=split)
+
+
+def _is_on_several(out: Any) -> bool:
+    """Whether outputs lie on several devices."""
+    return any(len(x.sharding.device_set) > 1 for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
+
+
+def _write(
+    folder: Path, record: ProgramRun, at: tuple[str, int], inputs: Any, held: Any, named: Mapping[str, Any]
+) -> tuple[int, dict[str, str]]:
+    """Write what a call holds; return the bytes, and the hash of each file."""
+    outputs = {p.name for p in record.outputs}
+    hashes, written = {}, 0
+    named = {n: x for n, x in named.items() if n in outputs}
+    for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
+        name = file_name(record, *at, kind)
+        arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
+        hashes[name], nbytes = write_tensors(folder, name, arrays)
+        written += nbytes
+    return written, hashes
 
 
 def _not_finite(program: Program) -> tuple[str, ...]:
@@ -172,41 +255,54 @@ def _not_finite(program: Program) -> tuple[str, ...]:
     return (f"parameters: {off[0]}{more}",) if off else ()
 
 
-def _unrecorded(calls: int) -> tuple[str, ...]:
-    """Return a note of the calls before the first that is recorded, where there are any."""
-    before = "call 0 was" if calls == 1 else f"calls 0 to {calls - 1} were"
-    return (f"{before} run and not recorded: call 0 here is the program's call {calls}",) if calls else ()
+def _unrecorded_calls_note(planned: Sequence[Planned]) -> Iterator[str]:
+    """Yield notes of the calls, and of the entry points, that are run and not recorded."""
+    for one in planned:
+        calls = one.calls.start
+        if not one.calls:
+            yield f"{one.program.entry} was run and not recorded"
+        elif calls:
+            before = "call 0 was" if calls == 1 else f"calls 0 to {calls - 1} were"
+            yield f"{before} run and not recorded: call 0 here is the program's call {calls}"
 
 
-def _announced(program: Program) -> dict[str, str] | None:
+def _announced_policy(program: Program) -> dict[str, str] | None:
     return None if program.policy is None else asdict(cast("Policy", program.policy))
 
 
-def _aside(names: Sequence[str]) -> tuple[str, ...]:
+def _aside(names: Iterable[str]) -> tuple[str, ...]:
     """Return a note of taps that hold no floats, where there are any."""
-    return (f"taps without floats are no points: {', '.join(names)}",) if names else ()
+    found = dict.fromkeys(names)
+    return (f"taps without floats are no points: {', '.join(found)}",) if found else ()
 
 
-def _labelled(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:
+def _ways_by_label(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:
     """Return how each product of a compiled program is made, by its label: a TPU's, predicted ones too, or a GPU's."""
-    on_gpu = jax.default_backend() == "gpu" and not isinstance(captured, Predicted)
-    return gpu.labelled(text) if on_gpu else tpu.labelled(text)
+    on_gpu = jax.default_backend() == "gpu" and not isinstance(captured, PredictedProgram)
+    return gpu.ways_by_label(text) if on_gpu else tpu.ways_by_label(text)
 
 
-def _ran(captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], where: str) -> Any:
-    """Return what a program with taps gives; raises UserError where the program does not run without them either."""
+def _ran(
+    captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], where: str,
+    record: ProgramRun | None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return what a program gives, and its taps where it is recorded.
+
+    Raises UserError where the program does not run without them either.
+    """
     try:
-        return jax.block_until_ready(captured(*given))
+        found = jax.block_until_ready(captured(*given))
+        return found if record is not None else (found, {})
     except Exception as error:
         with enough_memory():
             try:
                 jax.block_until_ready(bare(*given))
             except (TypeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as own:
-                raise UserError(f"{where}: the program does not run: {told(own)}") from error
+                raise UserError(f"{where}: the program does not run: {error_text(own)}") from error
         raise
 
 
-def _ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
+def _check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
     """Raise UserError where a while loop would have gone on after the iterations that were counted."""
     for loop in record.loops:
         if any(np.any(x) for name, x in taps.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
@@ -224,20 +320,20 @@ def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
     return {str(i): x for i, x in enumerate(jax.tree.leaves(inputs))}
 
 
-def _disturbance(case: str, captured: Any, bare: Any, expected: Prediction | None) -> Disturbance:
+def _disturbance(case: str, captured: jax.Array, bare: jax.Array, expected: Prediction | None) -> Disturbance:
     """Compare a case's outputs with those of the program without taps."""
     off = _apart(captured, bare)
-    return Disturbance(case=case, bitwise=off is None, max_diff=number(off or 0.0), predicted=expected)
+    return Disturbance(case=case, bitwise=off is None, max_diff=json_number(off or 0.0), predicted=expected)
 
 
-def _strictly(case: str, usual: Any, strict: Any) -> str:
+def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:
     """Return what a program's outputs are without excess precision beside those with it, in words."""
     off = _apart(strict, usual)
     apart = "has the same bits" if off is None else f"is up to {off:.3g} off in {case}: declared roundings are left out"
     return f"{STRICTLY} (--strict); with it, by XLA's default, the output {apart}"
 
 
-def _apart(ours: Any, theirs: Any) -> float | None:
+def _apart(ours: jax.Array, theirs: jax.Array) -> float | None:
     """Return the largest difference of two sets of outputs; None where all bits are the same."""
     pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):

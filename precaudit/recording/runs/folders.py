@@ -12,7 +12,7 @@ from precaudit.writing import PART, temporary
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl",
+    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl", "aligned.toml",
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def _replaceable(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")
 
 
-def followed(folder: Path) -> Path:
+def follow_link(folder: Path) -> Path:
     """Return the folder that a link leads to, so that what is replaced is that; any other as it was given."""
     return folder.resolve() if folder.is_symlink() else folder
 
@@ -54,7 +54,7 @@ def check_folder(folder: Path, force: bool) -> bool:
 
 def prepare_folder(folder: Path, force: bool) -> None:
     """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
-    folder = followed(folder)
+    folder = follow_link(folder)
     if check_folder(folder, force):
         folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):

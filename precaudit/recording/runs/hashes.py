@@ -26,11 +26,11 @@ def _bytes(x: "Array") -> memoryview:
 def known_hash(path: Path) -> str:
     """Return ``file_hash`` of a file that is read many times: again where its time or size changed."""
     stat = path.stat()
-    return _hashed(str(path), stat.st_mtime_ns, stat.st_size)
+    return _hash_once(str(path), stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4096)
-def _hashed(path: str, _changed: int, _size: int) -> str:
+def _hash_once(path: str, _changed: int, _size: int) -> str:
     return file_hash(Path(path))
 
 

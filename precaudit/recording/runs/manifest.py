@@ -6,7 +6,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.schema.coverage import config_of
-from precaudit.schema.policies import KEYS, Policy, apply_settings, completed
+from precaudit.schema.policies import KEYS, Policy, apply_settings, complete_policy
 from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.schema.selection import parse_points
@@ -32,7 +32,7 @@ def read_manifest(path: Path) -> RunRecord:
         parse_points(",".join((*record.requested.points, *record.requested.support)))
     except (msgspec.ValidationError, UserError) as error:
         raise UserError(f"{path}: {error}") from None
-    record = msgspec.structs.replace(record, policy=completed(record.policy))
+    record = msgspec.structs.replace(record, policy=complete_policy(record.policy))
     if missing := {"name", *KEYS} - record.policy.keys():
         raise UserError(f"{path}: the policy lacks {', '.join(sorted(missing))}")
     if not 0 <= record.requested.decode_steps <= config.context:

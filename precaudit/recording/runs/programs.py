@@ -1,7 +1,7 @@
 """Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -11,22 +11,25 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash, known_hash
+from precaudit.recording.watching.records import WatchedCommand
 from precaudit.schema.brief import Brief
 from precaudit.schema.emulations import Emulation
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
-from precaudit.schema.records.devices import Way
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.devices import SplitSum, Way
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_record
-from precaudit.schema.records.runs import Prediction
+from precaudit.schema.records.runs import PROGRAM_CALL, Prediction, call_of
 from precaudit.writing import temporary, write_whole
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
 
 MANIFEST = "program.json"
-SCHEMA = 2
+PAIRS = "prefill_decode.jsonl"
+SCHEMA = 3
 EQUATIONS = Emulation("equations").name  # the emulation of a segment as its equations round
 OWN_SUMS = "sums in their own format"
 CARRIED = "carry"  # what made a point that is a loop's state: nothing that is judged by itself
@@ -55,6 +58,7 @@ class Disturbance(Record, frozen=True, omit_defaults=False):
 
     ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's or a GPU's compiler has
     each product of the program with taps made, by its label ("" for those without); empty where it was not read.
+    ``split``: products in parts of several devices.
     """
 
     case: str
@@ -62,6 +66,7 @@ class Disturbance(Record, frozen=True, omit_defaults=False):
     max_diff: Number
     predicted: Prediction | None = None
     made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
+    split: dict[str, SplitSum] = msgspec.field(default_factory=dict)
 
 
 class ProgramLoop(Record, frozen=True, omit_defaults=False):
@@ -70,6 +75,24 @@ class ProgramLoop(Record, frozen=True, omit_defaults=False):
     name: str
     source: str
     iterations: Count
+
+
+class EntryRun(Record, frozen=True, omit_defaults=False):
+    """An entry point after the first that a run holds, as ``ProgramRun`` has the first."""
+
+    entry: str
+    code: str
+    weights: str
+    automatic: bool
+    calls: Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
+    points: tuple[ProgramPoint, ...]
+    outputs: tuple[ProgramPoint, ...] = ()
+    renamed: dict[str, str] = msgspec.field(default_factory=dict)
+    loops: tuple[ProgramLoop, ...] = ()
+    began: Count = 0
+    neutrality: tuple[Disturbance, ...] = ()
+    tokens: Count | None = None
+    start: Count | None = None
 
 
 class ProgramRun(Record, frozen=True, omit_defaults=False):
@@ -85,6 +108,10 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     not say, where the program's own were the only points if it had any. ``policy``: what the program announces,
     ``origin``: the checkpoint that its parameters are meant to hold.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
+    ``tokens``, ``start``: the inputs that hold token ids and the position of the first, as the program says.
+    ``entry``: the first entry point that is recorded, ``then``: those after it. ``before``: of one of these by itself
+    (``Opened.entries``), how many calls of a case lie in files before its own. ``watched``: the command whose calls
+    these are.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -115,28 +142,33 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
+    tokens: Count | None = None
+    start: Count | None = None
+    entry: str = PROGRAM_CALL
+    then: tuple[EntryRun, ...] = ()
+    before: Count = 0
+    watched: WatchedCommand | None = None
 
     @property
-    def judged(self) -> tuple[ProgramPoint, ...]:
+    def phase(self) -> str:
+        """The phase of records of the (first) entry point."""
+        return call_of(self.entry)
+
+    @property
+    def every_calls(self) -> str:
+        """How many calls of a case each entry point has, in words: ``7 calls``, ``1 prefill call, 7 decode calls``."""
+        each = [(call_of(self.entry), self.calls), *((call_of(x.entry), x.calls) for x in self.then)]
+        return ", ".join(f"{n} {phase}{'' if n == 1 else 's'}" for phase, n in each)
+
+    @property
+    def judged_points(self) -> tuple[ProgramPoint, ...]:
         """The points that were asked for."""
         return tuple(p for p in self.points if not p.support)
 
 
-def taken(record: ProgramRun) -> str:
+def points_text(record: ProgramRun) -> str:
     """Return which points a run holds, in words."""
     return "automatic" if record.automatic else "own and automatic" if record.taps == "both" else "own"
-
-
-class Compared(Record, frozen=True, omit_defaults=False):
-    """compared.json: which run the error records beside it are of, and their hash.
-
-    ``names``: the textbook that formula records are against, as ``Names`` has it; ``told``: what these rest on.
-    """
-
-    run: str
-    errors: str
-    names: dict[str, str] = msgspec.field(default_factory=dict)
-    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,19 +178,31 @@ class Opened(Brief):
     folder: Path
     record: ProgramRun
 
+    @property
+    def entries(self) -> "tuple[Opened, ...]":
+        """Each entry point that was recorded, as a run of its own, in order."""
+        one = msgspec.structs.replace(self.record, then=())
+        found, before = [replace(self, record=one)], one.before + one.calls
+        for entry in self.record.then:
+            own = {name: getattr(entry, name) for name in entry.__struct_fields__}
+            found.append(replace(self, record=msgspec.structs.replace(one, **own, before=before)))
+            before += entry.calls
+        return tuple(found)
+
     def verify(self) -> None:
         """Read every file once; raises UserError for the first that is gone or was altered."""
-        for case in self.record.cases:
-            for call in range(self.record.calls):
-                for kind in ("taps", "inputs"):
-                    self._checked(file_name(self.record, case, call, kind))
+        for one in self.entries:
+            for case in one.record.cases:
+                for call in range(one.record.calls):
+                    for kind in ("taps", "inputs"):
+                        self._checked_path(file_name(one.record, case, call, kind))
 
     def tensors(self, case: str, call: int, kind: str) -> "dict[str, Array]":
         """Return the ``taps`` or ``inputs`` of a call; raises UserError where the file is gone or was altered."""
         name = file_name(self.record, case, call, kind)
-        return dict(_loaded(str(self._checked(name)), self.record.hashes[name]))
+        return dict(_load(str(self._checked_path(name)), self.record.hashes[name]))
 
-    def _checked(self, name: str) -> Path:
+    def _checked_path(self, name: str) -> Path:
         path = self.folder / name
         if name not in self.record.hashes or not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
@@ -170,9 +214,11 @@ class Opened(Brief):
 class ProgramErrors(Brief, list[ErrorRecord]):
     """The error records of a program's run: a list that prints as a few lines."""
 
-    def __init__(self, errors: Iterable[ErrorRecord], opened: Opened) -> None:
+    def __init__(
+        self, errors: Iterable[ErrorRecord], opened: Opened, prefill_decode: Sequence[PrefillDecodeRecord] = ()
+    ) -> None:
         super().__init__(errors)
-        self.opened = opened
+        self.opened, self.prefill_decode = opened, list(prefill_decode)
 
     def frame(self) -> Any:
         """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
@@ -180,16 +226,16 @@ class ProgramErrors(Brief, list[ErrorRecord]):
 
 
 @lru_cache(maxsize=4)
-def _loaded(path: str, _digest: str) -> "dict[str, Array]":
+def _load(path: str, _digest: str) -> "dict[str, Array]":
     from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
 
     files = SafetensorsFiles.open([Path(path)], ANYTHING)
-    return {name: files.read(name) for name in files.entries}
+    return {name: files.read_tensor(name) for name in files.entries}
 
 
-def places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
+def judged_places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
     """Yield every point that is judged, with each recorded step of its scans, counted through; None where in none."""
-    for p in run.judged:
+    for p in run.judged_points:
         for i in range(prod(p.stacked)) if p.stacked else (None,):
             yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
 
@@ -207,7 +253,7 @@ def _layer(p: ProgramPoint, i: int, layers: tuple[int, ...]) -> int:
     return layers[i // inner] * inner + i % inner
 
 
-def cut(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Array":
+def step_values(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Array":
     """Return a step of a point's recorded values, in the point's own shape."""
     return x.reshape(-1, *p.shape)[index_of(run, p, layer)]
 
@@ -228,7 +274,7 @@ def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mappin
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
     """Return a call's file below the run's folder; cases by their place, since their names are anyone's."""
-    return file_of(run.cases.index(case), call, kind)
+    return file_of(run.cases.index(case), run.before + call, kind)
 
 
 def file_of(case: int, call: int, kind: str) -> str:
@@ -247,10 +293,12 @@ def open_program_run(folder: Path | str) -> Opened:
     record = read_record(path, ProgramRun, "a program's run")
     if record.finished is None:
         raise UserError(f"{folder}: this run was cut off before it finished; trace again")
-    if not record.cases or not record.points:
+    every: tuple[ProgramRun | EntryRun, ...] = (record, *record.then)
+    if not record.cases or not all(x.points for x in every) or record.before:
         raise UserError(f"{path}: a run has at least one case and one point; it was altered")
-    if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
-        raise UserError(f"{path}: two cases or points have one name; the run was altered")
+    names = [record.cases, [x.entry for x in every], *([p.name for p in x.points] for x in every)]
+    if any(len(set(x)) != len(x) for x in names):
+        raise UserError(f"{path}: two cases, entry points or points have one name; the run was altered")
     if record.policy is not None:
         try:
             announced_policy(record.policy)

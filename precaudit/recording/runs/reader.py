@@ -1,15 +1,17 @@
 """A run opened for reading, with every hash checked."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL, read_manifest
-from precaudit.recording.runs.unique import once
+from precaudit.recording.runs.unique import require_unique
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
     from precaudit.numbers.arrays import Array
 
 OPEN = 128
+R = TypeVar("R", PointRecord, StepRecord)
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +30,7 @@ class Run(Brief):
     folder: Path
     record: RunRecord
     prompts: dict[str, PromptRecord]
-    steps: list[StepRecord]
+    steps: Sequence[StepRecord]
     points: Sequence[PointRecord]
     _files: dict[str, Any] = field(default_factory=dict)
     _mapped: set[str] = field(default_factory=set)
@@ -41,13 +44,20 @@ class Run(Brief):
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
             where = self.folder / record.file
             raise UserError(f"{where}: tensor {record.key!r} is not what points.jsonl says; the run was altered")
-        values = files.read(record.key)
+        values = files.read_tensor(record.key)
         if tensor_hash(values) != record.hash:
             where = self.folder / record.file
             raise UserError(
                 f"{where}: tensor {record.key!r} was altered since it was recorded (its hash differs); trace again"
             )
         return values
+
+    def by_prompt(self) -> Callable[[str], "Run"]:
+        """Return what gives the part of a prompt, with no file open; lines that stay in their file are read there."""
+        points, steps = _by_prompt(self.points), _by_prompt(self.steps)
+        return lambda p: replace(
+            self, prompts={p: self.prompts[p]}, steps=steps(p), points=points(p), _files={}, _mapped=set()
+        )
 
     def _open(self, name: str) -> Any:
         """Return a file of tensors, whose header is read once."""
@@ -76,7 +86,7 @@ class Run(Brief):
 def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Run:
     """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us.
 
-    ``held``: whether the lines of points.jsonl are in memory, or stay in their file (precaudit/schema/filed.py).
+    ``held``: whether lines of steps.jsonl and points.jsonl are in memory, or stay there (precaudit/schema/filed.py).
     """
     folder = Path(folder)
     path = folder / "run.json"
@@ -93,16 +103,26 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
             "it with --resume"
         )
     files = {name: _lines(folder / name, kind, record) for name, kind in JSONL.items()}
-    prompts, steps = (list(files[name]) for name in ("prompts.jsonl", "steps.jsonl"))
-    points = list(files["points.jsonl"]) if held else files["points.jsonl"]
+    prompts = list(files["prompts.jsonl"])
+    steps, points = (list(files[n]) if held else files[n] for n in ("steps.jsonl", "points.jsonl"))
     if not prompts:
         raise UserError(f"{folder / 'prompts.jsonl'}: no prompt is in it; a run has at least one")
     if odd := {p.id for p in prompts} - {*record.requested.prompts}:  # what was asked for and is not there is missing
         raise UserError(f"{path}: prompt {min(odd)!r} is in prompts.jsonl alone; the run was altered")
-    once(folder / "prompts.jsonl", (p.id for p in prompts))
-    once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
-    once(folder / "points.jsonl", _keys(folder / "points.jsonl", points))
+    require_unique(folder / "prompts.jsonl", (p.id for p in prompts))
+    require_unique(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
+    require_unique(folder / "points.jsonl", _keys(folder / "points.jsonl", points))
     return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def _by_prompt(records: Sequence[R]) -> Callable[[str], list[R]]:
+    if isinstance(records, Filed):
+        spans, none = records.spans(attrgetter("prompt")), array("q")
+        return lambda p: list(records.within(spans.get(p, none)))
+    found: dict[str, list[R]] = {}
+    for x in records:
+        found.setdefault(x.prompt, []).append(x)
+    return lambda p: found.get(p, [])
 
 
 def _keys(path: Path, points: Iterable[PointRecord]) -> Iterator[tuple[Hashable, ...]]:

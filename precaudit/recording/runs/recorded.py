@@ -11,10 +11,10 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.integers import InRows
-from precaudit.numbers.row_sums import RowSums, joined, of_rows, of_words
+from precaudit.numbers.row_sums import RowSums, concatenate_sums, of_rows, of_words
 from precaudit.recording.runs.positions import positions_of, unpack_positions
 from precaudit.recording.runs.reader import Run
-from precaudit.schema.coverage import HASH_FORMAT, SUMS, config_of, entries, misfit, point_format
+from precaudit.schema.coverage import HASH_FORMAT, SUMS, config_of, expected_tensors, misfit, point_format
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import declared_policy
@@ -63,7 +63,7 @@ class Recorded:
         """Index a run."""
         config = config_of(run.record.model.config)
         asked = run.record.requested
-        planned = {Place(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
+        planned = {Place(p.id, *e.key): e for p in run.prompts.values() for e in expected_tensors(asked, len(p.tokens))}
         index: dict[Place, PointRecord] = {}
         hashed: dict[Place, PointRecord] = {}
         summed: dict[Place, PointRecord] = {}
@@ -127,8 +127,8 @@ class Recorded:
                     break  # the run was cut off here
                 return None
             words = self.run.tensor(record)[self.requested.layers.index(layer)]
-            found.append(of_words(words, unpack_positions(record), POINTS[point].keyed))
-        return joined(found)
+            found.append(of_words(words, unpack_positions(record), POINTS[point].over_keys))
+        return concatenate_sums(found)
 
     def batch_of(self, prompt: str) -> tuple[str, ...]:
         """Return the prompts that ran together with one, itself included, as far as the run holds them."""
@@ -170,7 +170,7 @@ class Recorded:
             return None
         held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
         names = [record.dtype for record in held if record is not None]
-        return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
+        return self._as_cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
 
     def other_cache(self, rows: Array, name: str) -> tuple[Array, Array] | None:
         """Return what a cache narrower than its rows may give of them, too, in format ``name``; and where.
@@ -201,7 +201,7 @@ class Recorded:
             return None
         return np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
 
-    def written(self, prompt: str, layer: int, cache: str) -> Array | None:
+    def expected_rows(self, prompt: str, layer: int, cache: str) -> Array | None:
         """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
         point = {c: row for row, c in CACHES.items()}[cache]
         steps = takewhile(lambda s: (prompt, "decode", s, layer, point) in self.index, count())
@@ -221,7 +221,7 @@ class Recorded:
         if first is None or final is None or any(m is None for m in made):
             return None
         rows = [m for m in made if m is not None]
-        read = np.concatenate([first, *(self._cached(m, first.dtype.name) for m in rows)])
+        read = np.concatenate([first, *(self._as_cached(m, first.dtype.name) for m in rows)])
         return self._as_kept(read, final, rows), final
 
     def _as_kept(self, read: Array, final: Array, made: list[Array]) -> Array:
@@ -235,7 +235,7 @@ class Recorded:
         read[start : start + rows] = np.where(kept, other[:rows], read[start : start + rows])
         return read
 
-    def _cached(self, rows: Array, name: str) -> Array:
+    def _as_cached(self, rows: Array, name: str) -> Array:
         """Return what is read of rows that a cache holds, in format ``name``."""
         if self.run.record.policy["kv_cache"] == "int8":
             return InRows(stored=name)(widen(rows)).astype(FORMATS[name].dtype)

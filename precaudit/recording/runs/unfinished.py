@@ -22,7 +22,7 @@ GROWING = ("steps", "points")  # the files of lines that a batch adds to
 
 
 @dataclass(frozen=True)
-class Kept:
+class Continuation:
     """What goes on: the run's manifest, its first batches, which are there whole, and the files of their tensors."""
 
     record: RunRecord
@@ -50,7 +50,7 @@ class Kept:
         return {name: None for b in self.batches for name in b.absent}
 
 
-def held(folder: Path) -> tuple[int, int] | None:
+def finished_prompts(folder: Path) -> tuple[int, int] | None:
     """Return of how many prompts a run that was cut off holds everything, and how many it has; None where none is."""
     try:
         record, lines = read_manifest(folder / "run.json"), _journal(folder)
@@ -62,7 +62,7 @@ def held(folder: Path) -> tuple[int, int] | None:
 def before(folder: Path) -> RunRecord:
     """Return the manifest of a run to go on with; raises UserError where there is none."""
     if (folder / "program.json").is_file():
-        raise UserError(f"{folder} is of a program, which is recorded whole: trace it again with --force")
+        raise UserError(f"{folder} is of a program: go on with that, or trace again with --force")
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder}: no run here to go on with (no run.json); leave out --resume")
     return read_manifest(folder / "run.json")
@@ -71,16 +71,16 @@ def before(folder: Path) -> RunRecord:
 def check_same(folder: Path, held: RunRecord, now: RunRecord, prompts: Sequence[PromptRecord]) -> None:
     """Raise UserError, naming what differs, unless ``now`` asks for the run that is there."""
     now = msgspec.json.decode(msgspec.json.encode(now), type=RunRecord)  # as it is once it was written
-    differs = [*_asked(held, now), *(_made(held, now) if held.finished is None else ())]
+    differs = [*_other_requests(held, now), *(_other_conditions(held, now) if held.finished is None else ())]
     path = folder / "prompts.jsonl"
     if path.is_file() and list(decode_lines(path.read_bytes(), PromptRecord, str(path))) != list(prompts):
         differs.append("the prompts")
     if now.program != "shipped" or held.program != "shipped":
         differs.append("the program, which is not the shipped decoder")
-    _refuse(folder, differs)
+    refuse(folder, differs)
 
 
-def whole(folder: Path, held: RunRecord, code: str, fed: Callable[[Sequence[str]], str]) -> Kept:
+def whole_batches(folder: Path, held: RunRecord, code: str, fed: Callable[[Sequence[str]], str]) -> Continuation:
     """Return what is there whole, every hash checked; raises UserError where other source or tokens made it.
 
     ``fed``: the hash of the tokens that are given to prompts.
@@ -90,11 +90,11 @@ def whole(folder: Path, held: RunRecord, code: str, fed: Callable[[Sequence[str]
     differs = ["precaudit's own source"] if any(b.code != code for b in batches) else []
     if any(b.fed != fed(b.prompts) for b in batches):
         differs.append("the tokens that --tokens-from gives")
-    _refuse(folder, differs)
-    return Kept(held, batches, frozenset(p.file for _, points in found for p in points))
+    refuse(folder, differs)
+    return Continuation(held, batches, frozenset(p.file for _, points in found for p in points))
 
 
-def trim(folder: Path, kept: Kept) -> None:
+def trim(folder: Path, kept: Continuation) -> None:
     """Delete what was written after the batches that are kept; raises UserError where a part of the run is a link."""
     held = [*folder.iterdir(), *(folder / "tensors").iterdir()]
     if links := [path for path in (folder, *held) if path.is_symlink()]:
@@ -110,7 +110,8 @@ def trim(folder: Path, kept: Kept) -> None:
             path.unlink()
 
 
-def _refuse(folder: Path, differs: Sequence[str]) -> None:
+def refuse(folder: Path, differs: Sequence[str]) -> None:
+    """Raise UserError where a run cannot go on, with what differs."""
     if differs:
         raise UserError(
             f"{folder} cannot go on, since it differs in {'; '.join(differs)}. Trace as it was traced, or again from "
@@ -118,7 +119,7 @@ def _refuse(folder: Path, differs: Sequence[str]) -> None:
         )
 
 
-def _asked(held: RunRecord, now: RunRecord) -> Iterator[str]:
+def _other_requests(held: RunRecord, now: RunRecord) -> Iterator[str]:
     """Yield what was asked for otherwise."""
     if held.model.sha256 != now.model.sha256:
         yield "the weights"
@@ -128,7 +129,7 @@ def _asked(held: RunRecord, now: RunRecord) -> Iterator[str]:
     yield from _fields("", msgspec.structs.asdict(held.requested), msgspec.structs.asdict(now.requested))
 
 
-def _made(held: RunRecord, now: RunRecord) -> Iterator[str]:
+def _other_conditions(held: RunRecord, now: RunRecord) -> Iterator[str]:
     """Yield what else the numbers depend on."""
     names = ("device", "device_count", "xla_flags")
     yield from _fields("", {n: getattr(held, n) for n in names}, {n: getattr(now, n) for n in names})

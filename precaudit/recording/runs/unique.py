@@ -6,15 +6,15 @@ from pathlib import Path
 from precaudit.errors import UserError
 
 
-def once(path: Path, keys: Iterable[Hashable]) -> None:
+def require_unique(path: Path, keys: Iterable[Hashable]) -> None:
     """Raise UserError where a file has two lines for one thing."""
-    seen = Seen()
+    seen = UniqueHashes()
     for line, key in enumerate(keys, 1):
         if not seen.add(key):
             raise UserError(f"{path}:{line}: a second line for {key}; the file was put together wrongly")
 
 
-class Seen:
+class UniqueHashes:
     """Things that were seen, by their 64-bit hashes: a million tuples would take 300 MB.
 
     Two of a million share one with a probability of 3e-8; str hashes are keyed anew in every process.

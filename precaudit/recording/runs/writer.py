@@ -15,7 +15,7 @@ import xxhash
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL
 from precaudit.recording.runs.positions import pack_positions
-from precaudit.schema.records.base import Record, number
+from precaudit.schema.records.base import Record, json_number
 from precaudit.schema.records.lines import encode, write_lines
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, Stats, StepRecord
 from precaudit.writing import sync, temporary, write_whole
@@ -30,9 +30,9 @@ def statistics(x: "Array") -> Stats:
     """Return a tensor's statistics; mean and rms summed in FP32 pairs and FP32 dots, for the eye only."""
     import numpy as np
 
-    from precaudit.numbers.arrays import single
+    from precaudit.numbers.arrays import to_single
 
-    y = single(x).reshape(-1) if x.dtype.itemsize <= 4 else x.astype(np.float64).reshape(-1)
+    y = to_single(x).reshape(-1) if x.dtype.itemsize <= 4 else x.astype(np.float64).reshape(-1)
     power = float(np.dot(y, y)) if y.size else 0.0
     nan = inf = 0
     if not np.isfinite(power):
@@ -42,7 +42,9 @@ def statistics(x: "Array") -> Stats:
     if not y.size:
         return Stats(min="nan", max="nan", mean="nan", rms="nan", nan=nan, inf=inf)
     low, high, mean, rms = y.min(), y.max(), y.mean(), (power / y.size) ** 0.5
-    return Stats(min=number(low), max=number(high), mean=number(mean), rms=number(rms), nan=nan, inf=inf)
+    return Stats(
+        min=json_number(low), max=json_number(high), mean=json_number(mean), rms=json_number(rms), nan=nan, inf=inf
+    )
 
 
 def safe_name(prompt: str) -> str:

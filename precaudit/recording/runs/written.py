@@ -49,17 +49,17 @@ def recall(run: Path | str, held: bool = True) -> Comparison:
     ``held``: whether its records are in memory, or stay in their files (precaudit/schema/filed.py).
     """
     opened = open_run(run, partial=True, held=held)
-    before = written(opened, by_this=False)
+    before = read_compare_record(opened, by_this=False)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
-    filed = Filed(opened.folder / "errors.jsonl", ErrorRecord, _known)
+    filed = Filed(opened.folder / "errors.jsonl", ErrorRecord, _check_point)
     errors = list(filed) if held else filed
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     asked = tuple(dict.fromkeys(p for selected in before.selections if selected.formula for p in selected.prompts))
     return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)
 
 
-def written(run: Run, by_this: bool = True) -> CompareRecord | None:
+def read_compare_record(run: Run, by_this: bool = True) -> CompareRecord | None:
     """Return compare.json of this very run, or None; ``by_this``: only what this code and this NumPy computed.
 
     Records are what they are, whoever computed them; only what is not computed again has to be this code's.
@@ -70,30 +70,30 @@ def written(run: Run, by_this: bool = True) -> CompareRecord | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     names = ("errors.jsonl", "prefill_decode.jsonl")
-    if (held.schema, held.run) != (SCHEMA, identity(run)) or not all((run.folder / n).is_file() for n in names):
+    if (held.schema, held.run) != (SCHEMA, manifest_hash(run)) or not all((run.folder / n).is_file() for n in names):
         return None
-    if by_this and held.precaudit != code():
+    if by_this and held.precaudit != computing_code():
         return None
     return held if all(held.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
 
 
-def code() -> str:
+def computing_code() -> str:
     """Return what computed the records: version, and hash of the source and of the libraries that compute."""
     return f"{precaudit.__version__} {computed_by(COMPARES)[:16]}"
 
 
-def identity(run: Run) -> str:
+def manifest_hash(run: Run) -> str:
     """Return the hash of a run's manifest, which holds those of its files."""
     return file_hash(run.folder / "run.json")
 
 
-def known(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
+def check_points(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
     """Return error records as they are read; raises UserError for a point there is none of."""
     for e in errors:
-        _known(e, str(path))
+        _check_point(e, str(path))
     return errors
 
 
-def _known(e: ErrorRecord, where: str) -> None:
+def _check_point(e: ErrorRecord, where: str) -> None:
     if e.kind != "weights" and e.point not in POINTS:
         raise UserError(f"{where}: a record of an unknown point {e.point!r}; the file was altered: compare again")

@@ -10,7 +10,7 @@ from typing import Any
 
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.environment import chips, prepare
+from precaudit.interpreters.tpu.environment import allow_libtpu, chips
 
 DEVICES = ("auto", "cpu", "gpu", "tpu")
 EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit[tpu]'"}
@@ -18,7 +18,7 @@ EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit
 
 def choose_device(name: str) -> Any:
     """Return a JAX device of kind ``name`` (auto: JAX's default); raises UserError when there is none."""
-    prepare()
+    allow_libtpu()
     import jax
 
     if name not in DEVICES:
@@ -46,7 +46,7 @@ def platform_of(device: Any) -> str:
     return "gpu" if name in ("cuda", "rocm") else name
 
 
-def visible() -> tuple[dict[str, int], list[str], list[str]]:
+def visible_devices() -> tuple[dict[str, int], list[str], list[str]]:
     """Return {kind: how many} of the devices JAX sees, their platforms, and what it said of those it could not start.
 
     Raises nothing: a plugin that fails to start is one of the things said.

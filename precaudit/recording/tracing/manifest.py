@@ -11,7 +11,7 @@ from importlib import metadata
 import msgspec
 
 import precaudit
-from precaudit.models.jax_decoder.family import parts as family_parts
+from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.recording.tracing.predicting import device_name
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.records.base import SCHEMA
@@ -23,7 +23,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def versions() -> dict[str, str]:
+def number_versions() -> dict[str, str]:
     """Return the versions that can change numbers."""
     found = {"python": platform.python_version(), "precaudit": precaudit.__version__}
     for name in ("jax", "jaxlib", "libtpu", "numpy", "transformers", "ml_dtypes"):
@@ -69,7 +69,7 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         requested=requested,
         device=device_of(subject),
         device_count=1,
-        versions=versions(),
+        versions=number_versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),
         commit=commit(),
         command=command,

@@ -9,20 +9,20 @@ import jax
 import numpy as np
 
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.keys import bits, keyed
+from precaudit.interpreters.jaxpr.keys import key_bits, wrap_key
 from precaudit.interpreters.tpu.calls import Rule
-from precaudit.interpreters.tpu.emulated import emulated
+from precaudit.interpreters.tpu.emulated import emulate_passes
 from precaudit.interpreters.tpu.execute import function, rounds_inside
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.hlo import Module
-from precaudit.interpreters.tpu.kernels import interpreted, rules
+from precaudit.interpreters.tpu.kernels import kernel_names, kernel_rule
 from precaudit.interpreters.tpu.scanner import HloError
 from precaudit.interpreters.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
 from precaudit.interpreters.tpu.texts import hlo_text
-from precaudit.interpreters.tpu.units import counted, moved, products
-from precaudit.numbers.arrays import single
+from precaudit.interpreters.tpu.units import count_products, other_precisions, products_of
+from precaudit.numbers.arrays import to_single
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import FROM_JAXPR
 from precaudit.schema.records.runs import Prediction, Products
 
@@ -34,7 +34,7 @@ RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were co
 
 
 @dataclass(frozen=True)
-class Made:
+class CompilerOutput:
     """A program compiled for a target: its text, the function that runs it on a CPU, and its outputs' shapes, a tree.
 
     ``custom``: rules of its custom calls; ``kernels``: Pallas kernels that run in interpret mode, by name.
@@ -48,32 +48,32 @@ class Made:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run it on flat arguments; its text has PRNG keys as their bits."""
-        found = self.run(*map(bits, leaves))
+        found = self.run(*map(key_bits, leaves))
         likes, tree = jax.tree.flatten(self.outputs)
         made = found if isinstance(found, tuple) else (found,)
-        return jax.tree.unflatten(tree, [keyed(x, like) for x, like in zip(made, likes, strict=True)])
+        return jax.tree.unflatten(tree, [wrap_key(x, like) for x, like in zip(made, likes, strict=True)])
 
     @cached_property
-    def wide_inside(self) -> "Made":
+    def wide_inside(self) -> "CompilerOutput":
         """The same with bfloat16 results inside fusions left unrounded."""
         return replace(self, run=function(self.module, self.custom, rounded_inside=False))
 
 
 @dataclass
-class Predicted:
+class PredictedProgram:
     """A program, called as ``jax.jit``'s; compiled for the target once for every shape of its arguments."""
 
     target: Target
     program: Callable[..., Any]
     donated: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    _made: dict[Any, Made] = field(default_factory=dict)
+    _made: dict[Any, CompilerOutput] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
         """Run it; raises UserError where the target's compiler refuses it, or what it made cannot be followed."""
         return self.made(*args)(jax.tree.leaves(args))
 
-    def made(self, *args: Any) -> Made:
+    def made(self, *args: Any) -> CompilerOutput:
         """Return what is made of it for arguments of these shapes; raises UserError as calling it does."""
         leaves, tree = jax.tree.flatten(args)
         shapes = tuple((np.shape(x), jax.numpy.result_type(x)) for x in leaves)
@@ -81,56 +81,56 @@ class Predicted:
             shaped = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in shapes])
             made = compile_for(self.target, self.program, shaped, self.donated, self.options)
             outputs = jax.eval_shape(self.program, *shaped)
-            module = parse(made.text)
-            custom = rules(module, made.jaxpr)
-            kernels = interpreted(module, made.jaxpr)
-            self._made[tree, shapes] = Made(module, function(module, custom), outputs, custom, kernels)
+            module = parse_module(made.text)
+            custom = kernel_rule(module, made.jaxpr)
+            kernels = kernel_names(module, made.jaxpr)
+            self._made[tree, shapes] = CompilerOutput(module, function(module, custom), outputs, custom, kernels)
         return self._made[tree, shapes]
 
 
-def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequence[Any]) -> Prediction | None:
+def compare_predictions(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequence[Any]) -> Prediction | None:
     """Return what two predicted programs differ in, and what rounding inside fusions changes; None of others.
 
     ``captured``, ``bare``: the same program with taps and without; each with the arguments it was called with.
     """
-    if not isinstance(captured, Predicted) or not isinstance(bare, Predicted):
+    if not isinstance(captured, PredictedProgram) or not isinstance(bare, PredictedProgram):
         return None
     plain = bare.made(*bare_given)
-    without, with_taps = products(plain.module), products(captured.made(*given).module)
+    without, with_taps = products_of(plain.module), products_of(captured.made(*given).module)
     return Prediction(
-        bare=Products(**counted(without)), captured=Products(**counted(with_taps)),
+        bare=Products(**count_products(without)), captured=Products(**count_products(with_taps)),
         moved=tuple(
             f"{place or 'a product'}: {' and '.join(sorted(a))} without taps, {' and '.join(sorted(b))} with them"
-            for place, (a, b) in moved(without, with_taps).items()
+            for place, (a, b) in other_precisions(without, with_taps).items()
         ),
-        kernels=plain.kernels, inside=number(inside(plain, jax.tree.leaves(bare_given))),
+        kernels=plain.kernels, inside=json_number(fusion_rounding(plain, jax.tree.leaves(bare_given))),
     )  # fmt: skip
 
 
-def made_of(program: Any, given: Sequence[Any], platform: str) -> Module | None:
+def compiler_output(program: Any, given: Sequence[Any], platform: str) -> Module | None:
     """Return what a TPU's or a GPU's compiler made of a program; None on a CPU, or where it cannot be read."""
-    if isinstance(program, Predicted):
+    if isinstance(program, PredictedProgram):
         return program.made(*given).module
     if platform not in ("tpu", "gpu") or not hasattr(program, "lower"):
         return None
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
     try:
-        return parse(hlo_text(program.lower(*shaped).compile()))
+        return parse_module(hlo_text(program.lower(*shaped).compile()))
     except HloError:
         return None
 
 
-def inside(made: Made, leaves: Sequence[Any]) -> float:
+def fusion_rounding(made: CompilerOutput, leaves: Sequence[Any]) -> float:
     """Return the largest ‖a − b‖ / ‖a‖ of an output, bfloat16 results inside fusions rounded (a) and not (b)."""
     if not rounds_inside(made.module):
         return 0.0
     pairs = zip(jax.tree.leaves(made(leaves)), jax.tree.leaves(made.wide_inside(leaves)), strict=True)
-    floats = [(single(a), single(b)) for a, b in pairs if jax.numpy.issubdtype(a.dtype, jax.numpy.floating)]
+    floats = [(to_single(a), to_single(b)) for a, b in pairs if jax.numpy.issubdtype(a.dtype, jax.numpy.floating)]
     return max((ratio(norm(a - b), norm(a)) for a, b in floats), default=0.0)
 
 
 @dataclass(frozen=True)
-class Emulated(Target):
+class EmulatedTarget(Target):
     """A target of which products alone are emulated, from the jaxpr: coarser, and without its compiler."""
 
 
@@ -138,9 +138,9 @@ def program_for(
     target: Target, program: Callable[..., Any], donated: tuple[int, ...] = (), options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Return a program as a target that is not here would run it: predicted, or emulated from its jaxpr."""
-    if isinstance(target, Emulated):
-        return jax.jit(emulated(program), compiler_options={"xla_allow_excess_precision": False})
-    return Predicted(target, program, donated, options or {})
+    if isinstance(target, EmulatedTarget):
+        return jax.jit(emulate_passes(program), compiler_options={"xla_allow_excess_precision": False})
+    return PredictedProgram(target, program, donated, options or {})
 
 
 def target_of(device: str) -> Target | None:
@@ -153,7 +153,7 @@ def target_of(device: str) -> Target | None:
         return None
     target = parse_target(name or DEFAULT, f"--device {kind}:")
     if kind == COARSER:
-        return Emulated(target.generation, target.topology)
+        return EmulatedTarget(target.generation, target.topology)
     if libtpu_version() is None:
         raise UserError(
             f"--device {device} needs libtpu, which compiles for a TPU: {EXTRA}. Without it, --device "
@@ -164,12 +164,12 @@ def target_of(device: str) -> Target | None:
 
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
-    return f"TPU {target.name} {FROM_JAXPR if isinstance(target, Emulated) else '(predicted)'}"
+    return f"TPU {target.name} {FROM_JAXPR if isinstance(target, EmulatedTarget) else '(predicted)'}"
 
 
 def assumptions(target: Target) -> tuple[str, ...]:
     """Return what a prediction rests on, for every report of it."""
-    if isinstance(target, Emulated):
+    if isinstance(target, EmulatedTarget):
         return (
             f"emulated from the jaxpr, coarser than a prediction: products in the bfloat16 passes their precision asks "
             f"for on {target.name}, run on a CPU; it misses {MISSED}",

@@ -10,17 +10,17 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.runs.writer import RunWriter, Tensor
 from precaudit.recording.tracing.programs import Capture
-from precaudit.schema.coverage import Entry
+from precaudit.schema.coverage import ExpectedTensor
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.metrics.logits import top_ids
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.runs import PromptRecord, StepRecord
 
 TOP = 10
 
 
 @dataclass(frozen=True)
-class Call:
+class CallOutputs:
     """What one program call gave, for every prompt b of a batch.
 
     ``rows[b]``: positions of the logits rows; ``tokens[b]``: the tokens fed there; ``starts[b]``: left padding;
@@ -41,9 +41,9 @@ class Call:
 class Recording:
     """What is kept of a call: ``entries[b]`` of every prompt b, its layers, and whether its logits rows are steps."""
 
-    call: Call
+    call: CallOutputs
     prompts: tuple[PromptRecord, ...]
-    entries: tuple[tuple[Entry, ...], ...]
+    entries: tuple[tuple[ExpectedTensor, ...], ...]
     layers: tuple[int, ...]
     steps: bool
 
@@ -79,7 +79,7 @@ def record(whole: Recording, writer: RunWriter) -> None:
             writer.tensors(prompt.id, call.phase, call.step, tensors)
 
 
-def unpad(x: Array, e: Entry, start: int, gathered: bool) -> Array:
+def unpad(x: Array, e: ExpectedTensor, start: int, gathered: bool) -> Array:
     """Return the rows one entry records of ``x``, one prompt's tap: axis T as recorded, axis S its real keys."""
     for axis, name in enumerate(e.axes):
         index: Any = slice(None)
@@ -114,9 +114,9 @@ def step_records(
                 position=row,
                 token=int(token),
                 top_ids=tuple(int(i) for i in ids),
-                top_logits=tuple(number(v) for v in top),
-                gap=number(gap),
-                logsumexp=number(total),
+                top_logits=tuple(json_number(v) for v in top),
+                gap=json_number(gap),
+                logsumexp=json_number(total),
             )
         )
     return records

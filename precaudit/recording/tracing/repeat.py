@@ -10,7 +10,7 @@ from precaudit.models.checkpoints import recorded_source
 from precaudit.progress import Progress
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.tracing.subject import Subject, load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.brief import Brief
 from precaudit.schema.coverage import SUMS
 from precaudit.schema.graphs.decoder import POINTS
@@ -68,14 +68,14 @@ def repeat(
     source = Path(asked.tokens_from) if asked.tokens_from is not None else None
     ids = ",".join(asked.prompts) if source else None
     select = Selection.parse(",".join(map(str, asked.layers)), points, ",".join(asked.phases), asked.positions, ids)
-    options = Options(
+    options = TraceOptions(
         asked.decode_steps, asked.batch, asked.pad, source, force, f"precaudit trace --repeat {before.folder}"
     )
     again = trace(subject, output, None if source else prompts, select, options, progress)
-    return _compared(before, again)
+    return _compare(before, again)
 
 
-def _compared(before: Run, again: Run) -> Repeat:
+def _compare(before: Run, again: Run) -> Repeat:
     held: Mapping[Any, PointRecord] = {_key(p): p for p in again.points}
     both = [(p, held[_key(p)]) for p in before.points if _key(p) in held]
     differing = [p for p, q in both if (p.hash, p.shape, p.dtype) != (q.hash, q.shape, q.dtype)]

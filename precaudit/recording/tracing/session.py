@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.interpreters.tpu.units import products, ways
-from precaudit.numbers.arrays import Array, single
+from precaudit.interpreters.tpu.units import products_of, ways_by_place
+from precaudit.numbers.arrays import Array, to_single
 from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.devices import platform_of
-from precaudit.recording.tracing.predicting import made_of, predicted
-from precaudit.recording.tracing.programs import Capture, decode_program, prefill_program, without
-from precaudit.recording.tracing.recording import Call, Recording, record
+from precaudit.recording.tracing.predicting import compare_predictions, compiler_output
+from precaudit.recording.tracing.programs import Capture, decode_program, prefill_program, without_slots
+from precaudit.recording.tracing.recording import CallOutputs, Recording, record
 from precaudit.recording.tracing.subject import Subject
 from precaudit.recording.tracing.writer import Background
-from precaudit.schema.coverage import Entry, entries
+from precaudit.schema.coverage import ExpectedTensor, expected_tensors
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, shape_of
 from precaudit.schema.lengths import SMALLEST, bucket, row_lengths
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.runs import Neutrality, PromptRecord, Requested
 
 Begin = Callable[[str, int], None]  # what a call does, and how many tokens it runs
@@ -40,7 +40,7 @@ class Batch:
     """
 
     prompts: tuple[PromptRecord, ...]
-    plan: tuple[tuple[Entry, ...], ...]
+    plan: tuple[tuple[ExpectedTensor, ...], ...]
     pad: str
     steps: int = 0
     slots: int = 0
@@ -48,7 +48,7 @@ class Batch:
     @classmethod
     def of(cls, prompts: Sequence[PromptRecord], requested: Requested) -> "Batch":
         """Plan what is recorded of ``prompts``."""
-        plan = tuple(tuple(entries(requested, len(p.tokens))) for p in prompts)
+        plan = tuple(tuple(expected_tensors(requested, len(p.tokens))) for p in prompts)
         steps = 0 if requested.phases == ("prefill",) else requested.decode_steps
         return cls(tuple(prompts), plan, requested.pad, steps)
 
@@ -79,12 +79,12 @@ class Batch:
             return rows
         return rows * (2 if "rescore" in requested.phases else 1) + n * (requested.decode_steps + 1)
 
-    def at(self, phase: str, step: int) -> tuple[tuple[Entry, ...], ...]:
+    def at(self, phase: str, step: int) -> tuple[tuple[ExpectedTensor, ...], ...]:
         """Return the entries of one call, for each prompt."""
         return tuple(tuple(e for e in plan if (e.phase, e.step) == (phase, step)) for plan in self.plan)
 
 
-def batches(groups: Iterable[Sequence[PromptRecord]], requested: Requested, parameters: int) -> list[Batch]:
+def run_batches(groups: Iterable[Sequence[PromptRecord]], requested: Requested, parameters: int) -> list[Batch]:
     """Return the batches of all prompts of a run that run together, of a model of so many parameters.
 
     Those of the smallest bucket share the programs of the next where another batch has it and padding costs little.
@@ -170,7 +170,7 @@ class Session:
         if self.requested.phases == ("prefill",):
             return None
         shapes = jax.eval_shape(partial(self.subject.decoder.init_cache, len(batch.prompts), batch.length))
-        return self._put(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes))
+        return self._to_device(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes))
 
     def _width(self, batch: Batch) -> int:
         """Return how many logits rows prefill gives: one for every slot, or the last, and those of rescore."""
@@ -197,15 +197,15 @@ class Session:
         program = prefill_program(self.subject, capture)
         given = (tokens, starts, rows, self._cache(batch), take)
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
-        check = self._unchecked(phase, capture, given)
+        check = self._is_first_call(phase, capture, given)
         logits, cache, taps = self._call(batch, phase, program, *given)
         if check:
             run = program, self._whole(batch, phase, *given)
             plain = prefill_program(self.subject, None)
             bare = plain, self._whole(batch, phase, tokens, starts, rows, self._cache(batch))
-            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, run, bare)
+            self._compare(CallOutputs(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, run, bare)
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
-        self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
+        self._record(batch, CallOutputs(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
         return np.asarray(logits)[np.arange(len(at)), at], cache
 
@@ -217,19 +217,19 @@ class Session:
         ends = starts + np.asarray([len(s) for s in sequences], np.int32)
         each = np.arange(len(tokens))
         token = tokens[each, ends - 1]
-        cache = without(cache, ends - 1)
+        cache = without_slots(cache, ends - 1)
         fed: list[Array] = []
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
-            given = (self._put(token), starts, slots, cache)
+            given = (self._to_device(token), starts, slots, cache)
             step_of = f"decode step {step} of {self.requested.decode_steps}"
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
-            check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
+            check = "decode" in self.requested.phases and self._is_first_call("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
             logits, cache, taps = self._call(batch, "decode", decode_program(self.subject, capture), *given)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
-            call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
+            call = CallOutputs("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
                 whole = self._whole(batch, "decode", *given[:3], before)
                 run, bare = ((decode_program(self.subject, c), whole) for c in (capture, None))
@@ -243,9 +243,9 @@ class Session:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
         if self.forced and step < self.requested.decode_steps:
             return np.asarray([self.forced[p.id][step] for p in batch.prompts], np.int32)
-        return np.argmax(single(logits), axis=-1).astype(np.int32)
+        return np.argmax(to_single(logits), axis=-1).astype(np.int32)
 
-    def _put(self, x: Any) -> jax.Array:
+    def _to_device(self, x: Any) -> jax.Array:
         """Return ``x`` on the subject's device and committed to it: where it is not, jit compiles once more."""
         return jax.device_put(x, self.subject.device)
 
@@ -261,7 +261,7 @@ class Session:
         self.seen.add(program)
         return label
 
-    def _unchecked(self, phase: str, capture: Capture, given: Any) -> bool:
+    def _is_first_call(self, phase: str, capture: Capture, given: Any) -> bool:
         """Whether this is the first call of a compiled program."""
         program = self._program(phase, capture, given)
         first = bool(capture.points) and program not in self.checked
@@ -269,31 +269,34 @@ class Session:
         return first
 
     def _compare(
-        self, call: Call, batch: Batch, shape: Sequence[int], run: tuple[Any, Any], bare: tuple[Any, Any]
+        self, call: CallOutputs, batch: Batch, shape: Sequence[int], run: tuple[Any, Any], bare: tuple[Any, Any]
     ) -> None:
         """Note whether capturing left a call's logits as they were, bit for bit.
 
         ``run``, ``bare``: the program with taps and without, each with its arguments, which the second may take over.
         """
         platform = platform_of(self.subject.device)
-        expected, text = predicted(*run, *bare), None if platform == "gpu" else made_of(*run, platform)
-        made = {} if text is None else ways(products(text))
+        expected, text = (
+            compare_predictions(*run, *bare),
+            None if platform == "gpu" else compiler_output(*run, platform),
+        )
+        made = {} if text is None else ways_by_place(products_of(text))
         a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
-            change = [single(x) - single(y) for x, y in zip(b, a, strict=True)]
+            change = [to_single(x) - to_single(y) for x, y in zip(b, a, strict=True)]
             diff = float(max(np.max(np.abs(c)) for c in change))
-            apart = tuple(ratio(norm(c), norm(single(y))) for c, y in zip(change, a, strict=True))
+            apart = tuple(ratio(norm(c), norm(to_single(y))) for c, y in zip(change, a, strict=True))
         ids = tuple(p.id for p in batch.prompts)
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected, made=made,
+                max_diff=json_number(diff), apart=tuple(map(json_number, apart)), predicted=expected, made=made,
             )
         )  # fmt: skip
 
-    def _record(self, batch: Batch, call: Call) -> None:
+    def _record(self, batch: Batch, call: CallOutputs) -> None:
         """Hand a call's outputs to the writer, where any of them was asked for."""
         here, asked = batch.at(call.phase, call.step), call.phase in self.requested.phases
         inner = {e.source for plan in here for e in plan if POINTS[e.source].within is not None}

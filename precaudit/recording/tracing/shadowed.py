@@ -11,9 +11,9 @@ from precaudit.interpreters.jaxpr import reap, shadow
 from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.operators import rope_frequencies
-from precaudit.models.numpy_decoder.rounding import Rounding, formula
+from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding
 from precaudit.numbers.arrays import Array
-from precaudit.recording.tracing.programs import jitted
+from precaudit.recording.tracing.programs import jit_program
 from precaudit.recording.tracing.session import Batch
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS
@@ -23,7 +23,7 @@ from precaudit.schema.records.runs import PromptRecord, Requested
 HELD = 1 << 30  # bytes of taps held at once: layers are taken in as many passes as that needs
 
 
-class Distance(NamedTuple):
+class TapDistance(NamedTuple):
     """How far a tap of one prompt in one call is from the reference: ‖x − r‖ / ‖r‖, and of the worst position."""
 
     prompt: str
@@ -38,7 +38,7 @@ class Distance(NamedTuple):
     token: tuple[float, int]
 
 
-class Call(NamedTuple):
+class ShadowedCall(NamedTuple):
     """One call of the shadow: taps {point: [L', B, …] or [B, …]}, first slots, and each prompt's positions."""
 
     phase: str
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     rows: tuple[Array, ...]
 
 
-class Work(NamedTuple):
+class ShadowWork(NamedTuple):
     """What is looked at: one batch, the tokens fed to each of its prompts, phases and points."""
 
     batch: Batch
@@ -63,7 +63,7 @@ class Work(NamedTuple):
         return self.batch.prompts
 
 
-def distances(subject: Subject, model: Model, work: Work) -> Iterator[Distance]:
+def tap_distances(subject: Subject, model: Model, work: ShadowWork) -> Iterator[TapDistance]:
     """Yield the distance of every tap of a batch's prefill, decode and rescore from the reference.
 
     The shapes are those that were recorded: the batch, its padding, bucket and cache. Raises CannotLift where the
@@ -76,13 +76,13 @@ def distances(subject: Subject, model: Model, work: Work) -> Iterator[Distance]:
             calls = list(_calls(subject, work, points, layers))
         for decode in (False, True):
             some = [c for c in calls if (c.phase == "decode") == decode]
-            if formula(subject.policy, True) == formula(subject.policy):
+            if formula_rounding(subject.policy, True) == formula_rounding(subject.policy):
                 some = [] if decode else calls
             if some:
-                yield from _compared(model, work, points, layers, some, formula(subject.policy, decode))
+                yield from _compare(model, work, points, layers, some, formula_rounding(subject.policy, decode))
 
 
-def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
+def _groups(model: Model, work: ShadowWork) -> list[tuple[int, ...]]:
     """Return the layers of each pass."""
     c = model.config
     sizes = {"D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width, "E": c.experts}
@@ -95,7 +95,9 @@ def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
     return [tuple(range(i, min(i + n, c.layers))) for i in range(0, c.layers, n)]
 
 
-def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[int, ...]) -> Iterator[Call]:
+def _calls(
+    subject: Subject, work: ShadowWork, points: frozenset[str], layers: tuple[int, ...]
+) -> Iterator[ShadowedCall]:
     """Run the shadow of every call as the session ran the program (recording/tracing/session.py)."""
     asked, batch = work.requested, work.batch
     sequences = [list(p.tokens) for p in work.prompts]
@@ -108,12 +110,12 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
         return jax.tree.map(lambda x: np.zeros(x.shape, np.float64 if x.dtype.kind != "i" else x.dtype), shapes)
 
-    def prefill(phase: str, fed: list[list[int]], filled: Any) -> Call:
+    def prefill(phase: str, fed: list[list[int]], filled: Any) -> ShadowedCall:
         x, first = batch.arrays(fed)
         last = (first + np.asarray([len(s) - 1 for s in fed], np.int32))[:, None]
         tables = exact_tables(subject, batch.length, batch.lengths(phase))
         _, taps = run(subject.parameters, tables, x, first, last, filled)
-        return Call(phase, 0, _host(taps), first, tuple(np.arange(len(s)) for s in fed))
+        return ShadowedCall(phase, 0, _host(taps), first, tuple(np.arange(len(s)) for s in fed))
 
     if "prefill" in work.phases:
         yield prefill("prefill", sequences, None if asked.phases == ("prefill",) else cache())
@@ -126,7 +128,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
             rows = tuple(np.asarray([len(s) - 1 + step]) for s in sequences)
             token = np.asarray([a[int(r[0])] for a, r in zip(longer, rows, strict=True)], np.int32)
             (_, held), taps = step_of(subject.parameters, tables, token, starts, ends - 1 + np.int32(step), held)
-            yield Call("decode", step, _host(taps), starts, rows)
+            yield ShadowedCall("decode", step, _host(taps), starts, rows)
     if "rescore" in work.phases:
         yield prefill("rescore", longer, cache())
 
@@ -138,7 +140,7 @@ def _programs(
     """Return the shadows of prefill and decode with taps, compiled once a shape."""
     phases = (decoder.prefill, decoder.decode)
     shadows = [shadow(reap(phase, points, layers, missing="ignore"), dict(lift)) for phase in phases]
-    made = [jitted(each, platform) for each in shadows]
+    made = [jit_program(each, platform) for each in shadows]
     return made[0], made[1]
 
 
@@ -163,17 +165,22 @@ def exact_tables(subject: Subject, positions: int, lengths: Array | None = None)
     return cos, [np.sin(a) * f for a, f in zip(angles, factors, strict=True)]
 
 
-def _compared(
-    model: Model, work: Work, points: frozenset[str], layers: tuple[int, ...], calls: Sequence[Call], meant: Rounding
-) -> list[Distance]:
+def _compare(
+    model: Model,
+    work: ShadowWork,
+    points: frozenset[str],
+    layers: tuple[int, ...],
+    calls: Sequence[ShadowedCall],
+    meant: Rounding,
+) -> list[TapDistance]:
     """Return the distances of all taps from the reference, which is held a layer at a time.
 
     ``meant``: FP64 with the casts to integers that the policy means; those of a cache are of decode's rows alone.
     """
     sequences = [np.asarray(work.fed[p.id], np.int32) for p in work.prompts]
     rows = [np.arange(len(s)) if LOGITS in points else np.arange(0) for s in sequences]
-    found: list[Distance] = []
-    views: dict[str, list[Call]] = {}
+    found: list[TapDistance] = []
+    views: dict[str, list[ShadowedCall]] = {}
     for call in calls:
         views.setdefault(view_of(model.config, call.phase, max(map(len, sequences))), []).append(call)
 
@@ -208,14 +215,16 @@ def _rows(point: str, tap: Array, reference: Array, start: int, rows: Array, pha
     return tap if phase == "decode" else tap[start : start + len(rows)], reference[rows], rows
 
 
-def _distance(prompt: str, call: Call, layer: int | None, point: str, x: Array, r: Array, rows: Array) -> Distance:
+def _distance(
+    prompt: str, call: ShadowedCall, layer: int | None, point: str, x: Array, r: Array, rows: Array
+) -> TapDistance:
     with np.errstate(invalid="ignore", over="ignore"):
         error = (x - r).reshape(len(r), -1)
         off, size = np.linalg.norm(error, axis=1), np.linalg.norm(r.reshape(len(r), -1), axis=1)
         whole, base = float(np.linalg.norm(off)), float(np.linalg.norm(size))
         each = np.where(off == 0, 0.0, off / np.where(size == 0, 1.0, size))
     worst = int(np.argmax(np.where(np.isnan(each), np.inf, each)))
-    return Distance(
+    return TapDistance(
         prompt, call.phase, call.step, layer, point, error.size, int((~np.isfinite(error)).sum()),
         whole / base if base else whole, float(np.abs(error).max()), (float(each[worst]), int(rows[worst])),
     )  # fmt: skip

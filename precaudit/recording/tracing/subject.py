@@ -8,10 +8,10 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import Target, check_policy
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
-from precaudit.models.configs import DecoderConfig, attended
+from precaudit.models.configs import DecoderConfig, with_window
 from precaudit.models.jax_decoder import Decoder, Parts
 from precaudit.models.jax_decoder.arithmetic import Arithmetic, check_device
-from precaudit.models.jax_decoder.family import parts as family_parts
+from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.models.jax_decoder.kernels import check_config
 from precaudit.models.jax_decoder.parameters import parameters, rope_tables
 from precaudit.models.jax_decoder.parts import check_parts
@@ -62,7 +62,7 @@ class Subject(Brief):
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
         unroll = self.config.layers if self.policy.layers == "unrolled" else 1
-        config = attended(self.config, self.policy)
+        config = with_window(self.config, self.policy)
         return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 
     @cached_property
@@ -70,7 +70,7 @@ class Subject(Brief):
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
         tensors = self.checkpoint
-        read, integers = tensors.tensors.read, tensors.integers
+        read, integers = tensors.tensors.read_tensor, tensors.integers
         return parameters(self.config, read, integers, activations, self.device, self.policy.fused)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
@@ -142,7 +142,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
-    check_config(chosen, attended(checkpoint.config, chosen))
+    check_config(chosen, with_window(checkpoint.config, chosen))
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -19,10 +19,10 @@ from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.manifest import begin, now
 from precaudit.recording.tracing.predicting import assumptions
-from precaudit.recording.tracing.session import Batch, Session, batches
+from precaudit.recording.tracing.session import Batch, Session, run_batches
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.recording.tracing.writer import Background
-from precaudit.schema.coverage import predicted_bytes, summed
+from precaudit.schema.coverage import points_with_sums, predicted_bytes
 from precaudit.schema.graphs.decoder import hidden, present, support
 from precaudit.schema.policies import keeps_unrounded
 from precaudit.schema.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
@@ -31,7 +31,7 @@ from precaudit.schema.selection import Selection, choose_prompts, parse_layers, 
 
 
 @dataclass(frozen=True)
-class Options:
+class TraceOptions:
     """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones.
 
     ``forced``: tokens that are fed after each prompt, by its id, at least as many as steps. ``resume``: go on
@@ -49,27 +49,28 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Work:
+class TraceWork:
     """What is traced: all prompts in batches, the tokens given to them, the manifest, and what is there already."""
 
     subject: Subject
     prompts: Sequence[PromptRecord]
     forced: Mapping[str, Sequence[int]]
     record: RunRecord
-    kept: unfinished.Kept | None = None
+    kept: unfinished.Continuation | None = None
 
     @property
     def batches(self) -> list[Batch]:
         """The batches, those that are there among them."""
         asked = self.record.requested
         groups = (self.prompts[i : i + asked.batch] for i in range(0, len(self.prompts), asked.batch))
-        return batches(groups, asked, self.subject.config.parameters)
+        return run_batches(groups, asked, self.subject.config.parameters)
 
     def mark(self, batch: Batch, session: Session, before: tuple[int, int]) -> BatchRecord:
         """Return what is noted of a batch that is written; ``before``: what the session had noted until then."""
         ids = tuple(p.id for p in batch.prompts)
         return BatchRecord(
-            prompts=ids, steps=(0, ""), points=(0, ""), bytes=0, code=code_of(self.subject), fed=fed(self.forced, ids),
+            prompts=ids, steps=(0, ""), points=(0, ""), bytes=0, code=subject_code_hash(self.subject),
+            fed=forced_tokens_hash(self.forced, ids),
             neutrality=tuple(session.neutrality[before[0] :]), absent=tuple(session.absent)[before[1] :],
         )  # fmt: skip
 
@@ -79,7 +80,7 @@ def trace(
     output: Path | str,
     prompts: Path | str | Sequence[Prompt] | None = None,
     select: Selection | None = None,
-    options: Options | None = None,
+    options: TraceOptions | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Run ``subject`` over prompts with taps and write a run to the folder ``output``; return it opened.
@@ -89,20 +90,20 @@ def trace(
     to go on with that is another.
     """
     subject = load(subject) if isinstance(subject, str) else subject
-    select, options, progress = select or Selection(), options or Options(), progress or Progress()
+    select, options, progress = select or Selection(), options or TraceOptions(), progress or Progress()
     if options.resume and options.force:
         raise UserError("give --resume or --force, not both: --force starts again from nothing")
     folder = Path(output)
     found, forced, requested = _request(subject, prompts, select, options, progress.say)
     record = begin(subject, requested, folder.resolve().name, options.command)
-    work = Work(subject, found, forced, record)
+    work = TraceWork(subject, found, forced, record)
     if options.resume:
         record = unfinished.before(folder)
         unfinished.check_same(folder, record, work.record, found)
         if record.finished is not None:
             progress.say(f"{folder}: finished already, at {record.finished}; nothing to do")
             return open_run(folder)
-        kept = unfinished.whole(folder, record, code_of(subject), partial(fed, forced))
+        kept = unfinished.whole_batches(folder, record, subject_code_hash(subject), partial(forced_tokens_hash, forced))
         work = replace(work, kept=kept if kept.batches else None)
     size = predicted_bytes(requested, subject.config, subject.policy, [len(p.tokens) for p in found])
     progress.say(_announcement(work, size))
@@ -110,7 +111,7 @@ def trace(
     return open_run(folder)
 
 
-def _record(work: Work, folder: Path, size: int, options: Options, progress: Progress) -> None:
+def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, progress: Progress) -> None:
     """Run and write what is not there yet."""
     kept, record = work.kept, work.record
     check_space(folder, size + (1 << 20) - (0 if kept is None else kept.bytes))
@@ -146,13 +147,13 @@ def _record(work: Work, folder: Path, size: int, options: Options, progress: Pro
     )
 
 
-def code_of(subject: Subject) -> str:
+def subject_code_hash(subject: Subject) -> str:
     """Return the hash of what runs a subject beside the model and the policy: our source, and how it is compiled."""
     how = (computed_by(TRACES), subject.remat, subject.raised, subject.predicted)
     return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
-def fed(forced: Mapping[str, Sequence[int]], prompts: Sequence[str]) -> str:
+def forced_tokens_hash(forced: Mapping[str, Sequence[int]], prompts: Sequence[str]) -> str:
     """Return the hash of the tokens given to prompts; nothing where none are."""
     given = [list(map(int, forced[p])) for p in prompts if p in forced]
     return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
@@ -167,7 +168,7 @@ def _without(requested: Requested, absent: Collection[str]) -> Requested:
     return msgspec.structs.replace(requested, **shown)
 
 
-def _run_all(work: Work, session: Session, progress: Progress) -> None:
+def _run_all(work: TraceWork, session: Session, progress: Progress) -> None:
     """Run the batches that are not there, and note each that is written."""
     todo, there = work.batches, 0 if work.kept is None else len(work.kept.batches)
     total, done, running = sum(b.tokens(session.requested) for b in todo), 0, 0
@@ -190,7 +191,7 @@ def _request(
     subject: Subject,
     prompts: Path | str | Sequence[Prompt] | None,
     select: Selection,
-    options: Options,
+    options: TraceOptions,
     say: Callable[[str], None],
 ) -> tuple[list[PromptRecord], dict[str, Sequence[int]], Requested]:
     if options.decode_steps < 0 or options.batch < 1:
@@ -199,9 +200,9 @@ def _request(
     steps = options.decode_steps
     forced: dict[str, Sequence[int]] = {}
     if options.tokens_from is not None:
-        found, forced, steps = _given(open_run(options.tokens_from), select, options)
+        found, forced, steps = _other_runs_prompts(open_run(options.tokens_from), select, options)
     else:
-        found = encoded(subject, prompts, select, say)
+        found = encode_prompts(subject, prompts, select, say)
         forced = dict(options.forced or {})
         few = [p.id for p in found if options.forced is not None and len(forced.get(p.id, ())) < steps]
         if few:
@@ -214,7 +215,7 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
-    points = _shown(select, subject.policy.attention, say)
+    points = _without_hidden(select, subject.policy.attention, say)
     points = tuple(p for p in points if p in present(subject.config.sparse))
     if not points:
         raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
@@ -234,13 +235,13 @@ def _request(
         tokens_from=str(options.tokens_from) if options.tokens_from is not None else None,
         cache_hashes=True,
     )
-    sums = summed(requested.points, requested.support, subject.config.sparse)
+    sums = points_with_sums(requested.points, requested.support, subject.config.sparse)
     shown = tuple(p for p in sums if p not in hidden(subject.policy.attention))
     requested = msgspec.structs.replace(requested, row_sums=shown)
     return found, forced, requested
 
 
-def _shown(select: Selection, attention: str, say: Callable[[str], None]) -> tuple[str, ...]:
+def _without_hidden(select: Selection, attention: str, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the points asked for without those that the attention kernel hides and nobody named, and say which."""
     lost = [p for p in select.points if p in hidden(attention)]
     if named := [p for p in lost if p not in select.unnamed]:
@@ -253,7 +254,7 @@ def _shown(select: Selection, attention: str, say: Callable[[str], None]) -> tup
     return tuple(p for p in select.points if p not in lost)
 
 
-def encoded(
+def encode_prompts(
     subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, say: Callable[[str], None]
 ) -> list[PromptRecord]:
     """Return the token ids of prompts: of a file, of records, or (None) the shipped ones that the model takes."""
@@ -277,7 +278,9 @@ def encoded(
     return found
 
 
-def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRecord], dict[str, Sequence[int]], int]:
+def _other_runs_prompts(
+    run: Run, select: Selection, options: TraceOptions
+) -> tuple[list[PromptRecord], dict[str, Sequence[int]], int]:
     """Return another run's prompts and the tokens it fed after them."""
     wanted = choose_prompts(select.prompts, list(run.prompts))
     forced: dict[str, Sequence[int]] = {}
@@ -290,7 +293,7 @@ def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRe
     return [run.prompts[name] for name in wanted], forced, min(steps, options.decode_steps)
 
 
-def _announcement(work: Work, size: int) -> str:
+def _announcement(work: TraceWork, size: int) -> str:
     subject, tokens = work.subject, sum(len(p.tokens) for p in work.prompts)
     return (
         f"{subject.checkpoint.name} ({subject.config.layers} layers, "
@@ -303,7 +306,7 @@ def weight_warnings(subject: Subject) -> list[str]:
     """Return a warning for every tensor with NaN or infinite values."""
     found = []
     for name in subject.checkpoint.tensors.shapes():
-        x = subject.checkpoint.tensors.read(name)
+        x = subject.checkpoint.tensors.read_tensor(name)
         bad = count_nonfinite(x)
         release(x)
         if bad:

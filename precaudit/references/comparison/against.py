@@ -7,7 +7,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
 
 
-def errors_of(reference: Reference, places: Iterable[Place]) -> Iterator[ErrorRecord]:
+def place_errors(reference: Reference, places: Iterable[Place]) -> Iterator[ErrorRecord]:
     """Yield the errors of places: of an operation alone, from recorded inputs, and of the whole program so far."""
     for place in places:
         yield from reference.local(place)

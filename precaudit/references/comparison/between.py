@@ -1,8 +1,9 @@
 """Two runs of any kind against each other: a model's, a program's, an imported dump. No JAX."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +13,22 @@ from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.runs import MANIFEST as DUMP
-from precaudit.recording.dumps.runs import Imported, Reported, is_imported, open_imported
+from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported, is_imported, open_imported
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, Opened, cut, is_program_run, not_taken, open_program_run, places
+from precaudit.recording.runs.programs import (
+    MANIFEST,
+    Opened,
+    is_program_run,
+    judged_places,
+    not_taken,
+    open_program_run,
+    step_values,
+)
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.comparison.pairs import Side, side_of, sides_errors, token_notes
+from precaudit.references.comparison.pairs import CaseSides, Side, side_of, sides_errors, token_notes
 from precaudit.schema.brief import Brief
+from precaudit.schema.filed import Filed
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
@@ -26,7 +36,8 @@ from precaudit.schema.records.base import Number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines, write_lines
-from precaudit.schema.records.runs import PROGRAM_CALL
+from precaudit.schema.records.runs import PROGRAM_CALL, is_call
+from precaudit.writing import made_folder
 
 # What the JSONL of an attention audit calls its numbers of what attention makes: kind of record, and field
 STATISTICS = {
@@ -40,7 +51,7 @@ FP16 = "float16"  # what it accumulates in
 TOP = {"prefill_last_top1": "prefill_top1", "decode0_top1": "decode_top1"}
 
 
-class Beside(NamedTuple):
+class ReportedNumber(NamedTuple):
     """A number that a dump reports, and the same of the other run, None where that has none."""
 
     reported: Reported
@@ -51,9 +62,9 @@ class Beside(NamedTuple):
 class Between(Brief):
     """What one run is against another: records, notes, and the numbers that a dump reports beside ours."""
 
-    errors: tuple[ErrorRecord, ...]
+    errors: Sequence[ErrorRecord]
     notes: tuple[str, ...]
-    beside: tuple[Beside, ...]
+    beside: tuple[ReportedNumber, ...]
     folder: Path
 
     def frame(self) -> Any:
@@ -61,28 +72,30 @@ class Between(Brief):
         return errors_frame(self.errors)
 
 
-def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent) -> Between:
+def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, held: bool = True) -> Between:
     """Hold ``run`` against another; write its records to run/against/<hash>/errors.jsonl and return them.
 
-    A call of a program is prefill where it is its first, else decode step by step. Raises UserError for what is no run,
-    was altered, or has nothing in common with the other.
+    A call of a program is prefill where it is its first, else decode step by step. ``held``: whether the records are in
+    memory, or stay in their file (precaudit/schema/filed.py). Raises UserError for what is no run, was altered, or has
+    nothing in common with the other.
     """
-    sides = [_side(Path(x)) for x in (run, against)]
-    programs = [any(p.phase == PROGRAM_CALL for p in side.places) for side in sides]
+    sides = [_sides(Path(x)) for x in (run, against)]
+    programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in sides]
     beside = tuple(_beside(Path(run), Path(against)))
     if any(programs) and not all(programs):
         sides = [side if program else _as_calls(side) for side, program in zip(sides, programs, strict=True)]
-    errors: list[ErrorRecord] = []
+    errors: Iterable[ErrorRecord] = ()
     notes: list[str] = []
-    if not beside or all(side.places for side in sides):  # a dump may hold reported numbers alone
+    if not beside or all(side.cases for side in sides):  # a dump may hold reported numbers alone
         errors, notes = sides_errors(sides[0], sides[1], tell)
     notes += _inputs(*map(open_program_run, (run, against))) if all(programs) else token_notes(*sides)
     dumps = [open_imported(x) for x in (run, against) if is_imported(x)]
     notes += [f"not in the dump: {text}" for dump in dumps for text in dump.record.absent]
     folder = Path(run) / "against" / hashlib.sha256(_identity(Path(against)).encode()).hexdigest()[:8]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "errors.jsonl", errors)
-    return Between(tuple(errors), tuple(notes), beside, folder)
+    with made_folder(folder):
+        write_lines(folder / "errors.jsonl", errors)
+    filed = Filed(folder / "errors.jsonl", ErrorRecord)
+    return Between(tuple(filed) if held else filed, tuple(notes), beside, folder)
 
 
 def _identity(folder: Path) -> str:
@@ -90,17 +103,22 @@ def _identity(folder: Path) -> str:
     return file_hash(folder / manifest)
 
 
-def _side(folder: Path) -> Side:
-    """Return a run of any kind as a side; raises UserError for what is none."""
+def _sides(folder: Path) -> CaseSides:
+    """Return a run of any kind, case by case; raises UserError for what is none."""
     if is_imported(folder):
-        return _imported(open_imported(folder))
+        return _imported_side(open_imported(folder))
     if is_program_run(folder):
         return _program(open_program_run(folder))
-    return side_of(Recorded.of(open_run(folder)))
+    run = open_run(folder, held=False)
+    part = run.by_prompt()
+    return CaseSides(folder, tuple(run.prompts), lambda case: side_of(Recorded.of(part(case))))
 
 
-def _imported(run: Imported) -> Side:
+def _imported_side(run: Imported) -> CaseSides:
     index, tokens = run.index(), run.record.tokens
+    cases: dict[str, dict[Place, DumpTensor]] = {}
+    for place, t in index.items():
+        cases.setdefault(place.prompt, {})[place] = t
     lengths = {p.prompt: t.shape[0] for p, t in index.items() if p.phase == "prefill" and _rowwise(p)}
 
     def rows(place: Place) -> Array | None:
@@ -111,40 +129,54 @@ def _imported(run: Imported) -> Side:
             return np.arange(index[place].shape[0])
         return np.array([lengths[place.prompt] - 1 + place.step]) if place.prompt in lengths else None
 
-    return Side(run.record.id, run.folder, index, lambda place: run.tensor(index[place]), rows, tokens.get)
+    def side(case: str) -> Side:
+        return Side(run.record.id, run.folder, cases[case], lambda place: run.tensor(index[place]), rows, tokens.get)
+
+    return CaseSides(run.folder, tuple(cases), side)
 
 
 def _rowwise(place: Place) -> bool:
     return place.point in POINTS and POINTS[place.point].axes.startswith("T")
 
 
-def _program(run: Opened) -> Side:
-    every = [*places(run.record), *((p, None) for p in run.record.outputs)]
+def _program(run: Opened) -> CaseSides:
+    entries = {one.record.phase: one for one in run.entries}
+    cases = tuple(dict.fromkeys(case for one in entries.values() for case in one.record.cases))
+    return CaseSides(run.folder, cases, partial(_case, run, entries))
+
+
+def _case(run: Opened, entries: Mapping[str, Opened], case: str) -> Side:
+    """Return a case of a program's run; ``entries``: its entry points, by the phase of their calls."""
     held = {
-        Place(case, PROGRAM_CALL, call, layer, p.name): p
-        for case in run.record.cases
-        for call in range(run.record.calls)
-        for p, layer in every
+        Place(case, phase, call, layer, p.name): p
+        for phase, one in entries.items()
+        if case in one.record.cases
+        for call in range(one.record.calls)
+        for p, layer in [*judged_places(one.record), *((p, None) for p in one.record.outputs)]
     }
 
     def tensor(place: Place) -> Array:
-        p = held[place]
-        found = run.tensors(place.prompt, place.step, "outputs" if p in run.record.outputs else "taps")
+        p, one = held[place], entries[place.phase]
+        found = one.tensors(place.prompt, place.step, "outputs" if p in one.record.outputs else "taps")
         if p.name not in found:
             raise UserError(f"{run.folder}: {place.text} was not recorded; the run is damaged: trace again")
-        return np.asarray(cut(run.record, p, place.layer, found[p.name]))
+        return np.asarray(step_values(one.record, p, place.layer, found[p.name]))
 
-    def skipped(place: Place) -> str | None:
-        p = held[place]
-        if p in run.record.outputs:
+    def why_skipped(place: Place) -> str | None:
+        p, one = held[place], entries[place.phase]
+        if p in one.record.outputs:
             return None
-        return not_taken(run.record, p, place.layer, run.tensors(place.prompt, place.step, "taps"))
+        return not_taken(one.record, p, place.layer, one.tensors(place.prompt, place.step, "taps"))
 
-    return Side(run.record.id, run.folder, held, tensor, lambda _place: None, lambda _case: None, skipped)
+    return Side(run.record.id, run.folder, held, tensor, lambda _place: None, lambda _case: None, why_skipped)
 
 
-def _as_calls(side: Side) -> Side:
-    """Return a model's side with calls for phases: prefill, then the steps that follow its last position."""
+def _as_calls(sides: CaseSides) -> CaseSides:
+    """Return a model's run with calls for phases: prefill, then the steps that follow its last position."""
+    return replace(sides, of=lambda case: _case_as_calls(sides.of(case)))
+
+
+def _case_as_calls(side: Side) -> Side:
     old = {
         p._replace(phase=PROGRAM_CALL): p
         for p in side.places
@@ -164,7 +196,7 @@ def _inputs(a: Opened, b: Opened) -> Iterator[str]:
             yield f"{case}: the inputs of the first call differ (leaves {', '.join(differ[:5])})"
 
 
-def _beside(run: Path, against: Path) -> Iterator[Beside]:
+def _beside(run: Path, against: Path) -> Iterator[ReportedNumber]:
     """Yield the numbers that a dump reports, with what compare wrote of the other run."""
     for dump, other in ((run, against), (against, run)):
         if is_imported(dump) and (told := open_imported(dump).record.reported):
@@ -172,7 +204,7 @@ def _beside(run: Path, against: Path) -> Iterator[Beside]:
             written = read_lines(errors, ErrorRecord) if errors.is_file() else []
             views = read_lines(pairs, PrefillDecodeRecord) if pairs.is_file() else []
             for x in told:
-                yield Beside(x, _here(x, written, views))
+                yield ReportedNumber(x, _here(x, written, views))
 
 
 def _here(x: Reported, errors: list[ErrorRecord], pairs: list[PrefillDecodeRecord]) -> Number | None:

@@ -10,7 +10,7 @@ from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.coverage import HASH_FORMAT
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.places import Place, row_spans
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -35,10 +35,10 @@ def _whole(recorded: Recorded, here: Place, found: Array) -> ErrorRecord:
     expected = recorded.expected_cache(here.prompt, here.layer, here.point, here.step)
     if expected is None or expected.shape != found.shape:
         return here.record("state", run, rows, unknown=f"the {rows} rows were not recorded")
-    different = bits(found) != bits(expected)
+    different = bits_of(found) != bits_of(expected)
     if different.any() and (other := _otherwise(recorded, here, expected.dtype.name)) is not None:
-        different &= ~(other[1] & (bits(found) == bits(other[0])))
-    _, numbers = measured(found, widen(expected), here.point, np.arange(len(found)))
+        different &= ~(other[1] & (bits_of(found) == bits_of(other[0])))
+    _, numbers = measure_rows(found, widen(expected), here.point, np.arange(len(found)))
     at = row_spans(np.flatnonzero(different.any(axis=(1, 2))))
     return here.record("state", run, rows, **numbers, mismatched=int(different.sum()), rows=at or None)
 
@@ -50,7 +50,7 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
     """
     assert place.layer is not None
     run, rows = recorded.run.record.id, POINTS[place.point].inputs[0]
-    written = recorded.written(place.prompt, place.layer, place.point)
+    written = recorded.expected_rows(place.prompt, place.layer, place.point)
     known = None if written is None else row_hashes(written)
     broken = None if written is None else np.isnan(widen(written)).sum(axis=(1, 2))
     for step in steps:
@@ -89,6 +89,6 @@ def at_ties(found: Array, written: Array, other: Array, near: Array) -> bool:
     return bool((row_hashes(rows.reshape(-1, *written.shape)) == found).all(axis=1).any())
 
 
-def bits(x: Array) -> Array:
+def bits_of(x: Array) -> Array:
     """Return a tensor's bits as unsigned integers."""
     return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))

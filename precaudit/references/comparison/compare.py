@@ -20,33 +20,44 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.runs.written import Comparison, written
+from precaudit.recording.runs.written import Comparison, read_compare_record
 from precaudit.references.comparison.notes import notes_on
-from precaudit.references.comparison.pairs import check_comparable, pair_errors
-from precaudit.references.comparison.prefill_decode import prefill_decode
-from precaudit.references.comparison.selected import Found, covers, keep, resolve, reuse, selects_sums, visible
-from precaudit.references.comparison.shares import layer_errors, weights_of
+from precaudit.references.comparison.pairs import differences, pair_errors, side_of, tokens_note
+from precaudit.references.comparison.prefill_decode import prefill_decode_records
+from precaudit.references.comparison.selected import (
+    ComparedRecords,
+    covers,
+    resolve_selection,
+    reuse,
+    select_records,
+    selects_sums,
+    write_selected,
+)
+from precaudit.references.comparison.shares import layer_errors, open_weights
 from precaudit.references.comparison.weight_rounding import weight_errors
 from precaudit.references.textbook.formula import recorded_program
-from precaudit.references.textbook.reference import Textbook, shadowed
-from precaudit.schema.coverage import entries, formula_keys
+from precaudit.references.textbook.reference import Textbook, shadow_records
+from precaudit.schema.coverage import config_of, expected_tensors, formula_keys
+from precaudit.schema.filed import Filed
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
+from precaudit.writing import made_folder
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
-class Options:
+class CompareOptions:
     """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
 
     ``partial``: open a run that was cut off; ``fresh``: compute again what is there; ``formula``: compare the program's
-    FP64 shadow with the reference too (needs JAX).
+    FP64 shadow with the reference too (needs JAX). ``held``: whether records against another run are in memory, or stay
+    in their file (precaudit/schema/filed.py).
     """
 
     accum: tuple[str, ...] = DEFAULT_ACCUM
@@ -55,6 +66,7 @@ class Options:
     cache: Path = field(default_factory=lambda: cache_folder("references"))
     fresh: bool = False
     formula: bool = False
+    held: bool = field(default=True, metadata={"keyword": False})
 
 
 @np.errstate(all="ignore")  # what is not finite has its own status
@@ -62,7 +74,7 @@ def compare(
     run: Run | Path | str,
     against: Path | str | None = None,
     select: Selection | None = None,
-    options: Options | None = None,
+    options: CompareOptions | None = None,
     tell: Advance = silent,
     subject: Any = None,
 ) -> Comparison:
@@ -72,28 +84,29 @@ def compare(
     where it is not the shipped decoder. Raises UserError for a run that was altered, weights that
     are not the run's, or a selection outside what was recorded.
     """
-    options = options or Options()
+    options = options or CompareOptions()
     for name in options.accum:
         parse_accumulation(name)
-    recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
-    selected = resolve(recorded, select, options.accum)
+    opened = run if isinstance(run, Run) else open_run(run, options.partial)
     if against is not None:
-        return _pair(recorded, Recorded.of(open_run(against, options.partial)), selected, tell)
+        return _pair(opened, open_run(against, options.partial, options.held), select, options, tell)
+    recorded = Recorded.of(opened)
+    selected = resolve_selection(recorded, select, options.accum)
     absent = _absent(recorded.run, options)
     selected = msgspec.structs.replace(selected, weights=not absent, formula=options.formula)
     verify(recorded, selected, tell)
     kept = None if options.fresh else reuse(recorded.run, selected)
     if kept is None:
-        checkpoint = None if absent else weights_of(recorded.run, _source(recorded.run, options))
+        checkpoint = None if absent else open_weights(recorded.run, _source(recorded.run, options))
         with one_blas_thread():
             if selected.formula:
-                kept = _added(recorded, selected, checkpoint, absent, options, tell, subject)
+                kept = _add_formula(recorded, selected, checkpoint, absent, options, tell, subject)
             else:
                 kept = _compute(recorded, selected, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     sums = selects_sums(recorded.requested, selected.points)
     return Comparison(
-        recorded.run, visible(errors, selected, sums), [p for p in pairs if p.prompt in selected.prompts], notes,
+        recorded.run, select_records(errors, selected, sums), [p for p in pairs if p.prompt in selected.prompts], notes,
         recorded.run.folder, formula=selected.prompts if selected.formula else (),
     )  # fmt: skip
 
@@ -111,7 +124,7 @@ def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:
             tell(i, len(chosen), "checking hashes")
 
 
-def _absent(run: Run, options: Options) -> str:
+def _absent(run: Run, options: CompareOptions) -> str:
     """Return why the run's weights are not at hand, or nothing when they are.
 
     Raises UserError when other weights are where its should be, or where --model says.
@@ -132,13 +145,18 @@ def _absent(run: Run, options: Options) -> str:
     return ""
 
 
-def _source(run: Run, options: Options) -> str:
+def _source(run: Run, options: CompareOptions) -> str:
     return options.model or recorded_source(run.record.model.reference)
 
 
 def _compute(
-    recorded: Recorded, selected: Selected, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Advance
-) -> Found:
+    recorded: Recorded,
+    selected: Selected,
+    checkpoint: Checkpoint | None,
+    absent: str,
+    options: CompareOptions,
+    tell: Advance,
+) -> ComparedRecords:
     book = Textbook.of(recorded, selected, checkpoint, options.cache, tell)
     errors = list(_missing(recorded, selected))
     errors += layer_errors(book, selected, None if checkpoint is None else _source(recorded.run, options), tell)
@@ -147,25 +165,30 @@ def _compute(
     if checkpoint is not None:
         errors += weight_errors(checkpoint, selected.layers)
     whole = book.whole
-    pairs = list(prefill_decode(recorded, selected.prompts, whole))
-    notes = (*notes_on(recorded, selected, whole, errors, absent), *(whole.said if whole is not None else ()))
-    return keep(recorded.run, selected, Found(errors, pairs, notes), None if whole is None else number(whole.sigma))
+    pairs = list(prefill_decode_records(recorded, selected.prompts, whole))
+    notes = (*notes_on(recorded, selected, whole, errors, absent), *(whole.notes if whole is not None else ()))
+    return write_selected(
+        recorded.run,
+        selected,
+        ComparedRecords(errors, pairs, notes),
+        None if whole is None else json_number(whole.sigma),
+    )
 
 
-def _added(
+def _add_formula(
     recorded: Recorded,
     selected: Selected,
     checkpoint: Checkpoint | None,
     absent: str,
-    options: Options,
+    options: CompareOptions,
     tell: Advance,
     subject: Any,
-) -> Found:
+) -> ComparedRecords:
     """Add formula records to what a selection holds beside them, computed where no earlier selection wrote it."""
     run, without = recorded.run, msgspec.structs.replace(selected, formula=False)
     if options.fresh or reuse(run, without) is None:
         _compute(recorded, without, checkpoint, absent, options, tell)
-    held = written(run)
+    held = read_compare_record(run)
     assert held is not None
     started = perf_counter()
     tell(0, 1, "FP64 shadow")
@@ -174,19 +197,19 @@ def _added(
         places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
         made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
     else:
-        made = shadowed(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
+        made = shadow_records(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
     n = len(selected.prompts)
     note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.selections if covers(x, without))
     grown = msgspec.structs.replace(selected, accum=base.accum)
-    kept = keep(run, grown, Found(made, [], (*held.notes, note)), held.sigma)
-    return Found(kept.errors, kept.pairs, kept.notes)
+    kept = write_selected(run, grown, ComparedRecords(made, [], (*held.notes, note)), held.sigma)
+    return ComparedRecords(kept.errors, kept.pairs, kept.notes)
 
 
 def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
     """Yield an unknown record for every requested tensor that is not in the run."""
     for prompt in selected.prompts:
-        for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
+        for e in expected_tensors(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
             wanted = (
                 e.phase in selected.phases
                 and e.point in selected.points
@@ -208,19 +231,27 @@ def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
             yield from book.forward(Place(prompt, phase, 0, layer, point))
 
 
-def _pair(a: Recorded, b: Recorded, selected: Selected, tell: Advance) -> Comparison:
-    """Compare run A (candidate) with run B; files go to A/against/<B>/."""
-    prompts = tuple(p for p in selected.prompts if p in b.run.prompts)
-    notes = tuple(check_comparable(a, b, selected.prompts))
-    verify(a, selected, tell)
-    errors: list[ErrorRecord] = []
-    for layer in [*selected.layers, None]:
-        for prompt in prompts:
-            for phase in selected.phases:
-                for point in selected.points:
+def _pair(run: Run, against: Run, select: Selection | None, options: CompareOptions, tell: Advance) -> Comparison:
+    """Compare a run (candidate) with another, a prompt at a time; files go to RUN/against/<AGAINST>/."""
+    selected = resolve_selection(Recorded(run, {}, {}, config_of(run.record.model.config)), select, options.accum)
+    prompts = tuple(p for p in selected.prompts if p in against.prompts)
+    if not prompts:
+        raise UserError(f"{run.folder} and {against.folder} have no prompt in common")
+    notes, parts = differences(run.record, against.record), [x.by_prompt() for x in (run, against)]
+
+    def errors() -> Iterator[ErrorRecord]:
+        for prompt in selected.prompts:
+            a, *others = (Recorded.of(part(prompt)) for part in parts[: 1 + (prompt in against.prompts)])
+            verify(a, selected, tell)
+            for b in others:
+                notes.extend(x for x in [tokens_note(side_of(a), side_of(b), prompt)] if x)
+                for layer, phase, point in product((*selected.layers, None), selected.phases, selected.points):
                     if POINTS[point].per_layer == (layer is not None):
-                        errors += pair_errors(a, b, Place(prompt, phase, 0, layer, point))
-    folder = a.run.folder / "against" / hashlib.sha256(file_hash(b.run.folder / "run.json").encode()).hexdigest()[:8]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "errors.jsonl", errors)
-    return Comparison(a.run, errors, [], notes, folder, b.run)
+                        yield from pair_errors(a, b, Place(prompt, phase, 0, layer, point))
+
+    other = hashlib.sha256(file_hash(against.folder / "run.json").encode()).hexdigest()[:8]
+    folder = run.folder / "against" / other
+    with made_folder(folder):
+        write_lines(folder / "errors.jsonl", errors())
+    filed = Filed(folder / "errors.jsonl", ErrorRecord)
+    return Comparison(run, list(filed) if options.held else filed, [], tuple(notes), folder, against)

@@ -14,7 +14,7 @@ from precaudit.references.textbook.whole import Whole
 from precaudit.schema import predictions
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.limits.checks import disturbance, logit_noise
-from precaudit.schema.places import Place
+from precaudit.schema.places import Place, point_text
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import Selected
@@ -58,11 +58,10 @@ def prices(errors: list[ErrorRecord]) -> Iterator[str]:
         if e.kind == "local" and e.costly is not None:
             key = (e.point, e.costly)
             worst[key] = max(worst.get(key, e), e, key=lambda x: value(x.rel_l2))
-    for (point, place), e in worst.items():
-        where = point if e.layer is None else f"{point} of layer {e.layer}"
+    for (_, place), e in worst.items():
         yield (
-            f"rounding at {place} costs up to {100 * value(e.rel_l2):.0f} % of {where} here (prompt {e.prompt}, "
-            f"{e.phase}): the operation amplifies it; that is the format's price"
+            f"rounding at {place} costs up to {100 * value(e.rel_l2):.0f} % of {point_text(e)} here "
+            f"(prompt {e.prompt}, {e.phase}): the operation amplifies it; that is the format's price"
         )
 
 
@@ -94,7 +93,7 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
-    yield from predictions.notes((n.phase, n.predicted) for n in recorded.run.record.neutrality)
+    yield from predictions.prediction_notes((n.phase, n.predicted) for n in recorded.run.record.neutrality)
     if whole is not None and any(
         POINTS[p].kind == "route" for p in (*recorded.requested.points, *recorded.requested.support)
     ):

@@ -1,6 +1,6 @@
 """Two runs against each other, tensor by tensor, where their tokens agree."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,22 @@ from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.metrics.logits import distribution
-from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import canonical, sizes
 from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
+KINDS: dict[str, Callable[[Place], str]] = {
+    "cases": lambda p: p.prompt, "points": lambda p: p.point, "layers": lambda p: str(p.layer),
+    "calls": lambda p: f"{p.phase} {p.step}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Side:
-    """A run of any kind, as far as another is held against it.
+    """A run of any kind, or a case of it, as far as another is held against it.
 
     ``places``: what it holds, in its order. ``rows``: the positions of a tensor's rows, None where they are not known.
     ``tokens``: a case's token ids as they were fed, None where they are not known. ``skipped``: why a tensor holds
@@ -38,10 +43,14 @@ class Side:
     tokens: Callable[[str], Sequence[int] | None]
     skipped: Callable[[Place], str | None] = lambda _place: None
 
-    @property
-    def cases(self) -> tuple[str, ...]:
-        """The cases it holds tensors of."""
-        return tuple(dict.fromkeys(p.prompt for p in self.places))
+
+@dataclass(frozen=True)
+class CaseSides:
+    """A run of any kind, a case at a time: those it holds tensors of, and what gives one."""
+
+    folder: Path
+    cases: tuple[str, ...]
+    of: Callable[[str], Side]
 
 
 def side_of(recorded: Recorded) -> Side:
@@ -106,7 +115,7 @@ def _numbers(a: Side, b: Side, here: Place, x: Array, y: Array, rows: Array | No
         return here.record("pair", a.id, b.id, unknown=f"shapes differ: {list(x.shape)} and {list(y.shape)}")
     known = here.point in POINTS and x.ndim == len(POINTS[here.point].axes)
     if known and rows is not None:
-        numbers = measured(x, widen(y), here.point, rows)[1]
+        numbers = measure_rows(x, widen(y), here.point, rows)[1]
     else:
         flat = [z.reshape(-1, z.shape[-1] if z.ndim else 1) for z in (x, y)]
         numbers = sizes(flat[0], canonical(flat[1], "TD"), "TD", np.arange(len(flat[0])))
@@ -123,13 +132,9 @@ def _rows(side: Side, place: Place, rows: Array, wanted: Array) -> Array:
     return np.take(values, np.searchsorted(rows, wanted), axis=axis)
 
 
-def check_comparable(a: Recorded, b: Recorded, prompts: tuple[str, ...]) -> list[str]:
-    """Return what differs between two runs that a reader should know; raises UserError when nothing is comparable."""
+def differences(x: RunRecord, y: RunRecord) -> list[str]:
+    """Return what differs between two runs that a reader should know."""
     notes = []
-    shared = [p for p in prompts if p in b.run.prompts]
-    if not shared:
-        raise UserError(f"{a.run.folder} and {b.run.folder} have no prompt in common")
-    x, y = a.run.record, b.run.record
     if x.model.sha256 != y.model.sha256:
         notes.append(f"the runs are of different weights ({x.model.id} and {y.model.id})")
     differing = {k for k in x.policy if x.policy[k] != y.policy.get(k) and k != "name"}
@@ -137,10 +142,10 @@ def check_comparable(a: Recorded, b: Recorded, prompts: tuple[str, ...]) -> list
         notes.append(
             "policies differ in " + ", ".join(f"{k}: {x.policy[k]} / {y.policy.get(k)}" for k in sorted(differing))
         )
-    return [*notes, *(note for p in shared if (note := _tokens(side_of(a), side_of(b), p)))]
+    return notes
 
 
-def _tokens(a: Side, b: Side, case: str) -> str:
+def tokens_note(a: Side, b: Side, case: str) -> str:
     """Return how far the tokens of a case agree, where they do not to the end."""
     same = agreeing(a, b, case)
     if same is None:
@@ -156,43 +161,59 @@ def _tokens(a: Side, b: Side, case: str) -> str:
     )
 
 
-def sides_errors(a: Side, b: Side, tell: Callable[[int, int, str], None]) -> tuple[list[ErrorRecord], list[str]]:
-    """Return the records of run ``a`` against run ``b`` of any kinds, and notes.
+def sides_errors(
+    a: CaseSides, b: CaseSides, tell: Callable[[int, int, str], None]
+) -> tuple[Iterator[ErrorRecord], list[str]]:
+    """Return the records of run ``a`` against run ``b`` of any kinds, case by case, and notes.
 
     Cases, calls, layers and points that only one has are named in the notes; of the others what one lacks is missing.
     Raises UserError where the runs have no case or no point in common.
     """
-    kinds: dict[str, Callable[[Place], str]] = {
-        "cases": lambda p: p.prompt, "points": lambda p: p.point, "layers": lambda p: str(p.layer),
-        "calls": lambda p: f"{p.phase} {p.step}",
-    }  # fmt: skip
     notes: list[str] = []
-    wanted = [*a.places, *(p for p in b.places if p not in a.places)]
-    for name, kind in kinds.items():
-        mine, others = (dict.fromkeys(map(kind, side.places)) for side in (a, b))
+    held = [_kinds(side) for side in (a, b)]
+    for name in KINDS:
+        mine, others = (kinds[name] for kinds in held)
         if name in ("cases", "points") and not mine.keys() & others.keys():
             raise UserError(
-                f"{a.folder} and {b.folder} have no {name} in common: {_listed(mine)}; and {_listed(others)}"
+                f"{a.folder} and {b.folder} have no {name} in common: {_names_text(mine)}; and {_names_text(others)}"
             )
-        wanted = [p for p in wanted if kind(p) in mine and kind(p) in others]
         for side, names, rest in ((a, mine, others), (b, others, mine)):
             lone = ["outside layers" if n == "None" else n for n in names if n not in rest]
-            notes += [f"only {side.folder} has the {name} {_listed(lone)}"] if lone else []
-    if not wanted:
+            notes += [f"only {side.folder} has the {name} {_names_text(lone)}"] if lone else []
+    both = {name: held[0][name].keys() & held[1][name].keys() for name in KINDS}
+    if not all(both.values()):
         raise UserError(f"{a.folder} and {b.folder} have no tensor in common: {'; '.join(notes)}")
-    errors = []
-    for i, here in enumerate(sorted(wanted, key=lambda p: (p.prompt, p.phase != "prefill", p.phase, p.step, p.order))):
-        errors.append(pair_error(a, b, here, agreeing(a, b, here.prompt)))
-        if i % 50 == 0:
-            tell(i, len(wanted), "tensors of both runs")
-    return errors, notes
+    return _errors(a, b, both, tell), notes
 
 
-def token_notes(a: Side, b: Side) -> list[str]:
+def _errors(
+    a: CaseSides, b: CaseSides, both: Mapping[str, Container[str]], tell: Callable[[int, int, str], None]
+) -> Iterator[ErrorRecord]:
+    cases = sorted(c for c in a.cases if c in both["cases"])
+    for i, case in enumerate(cases):
+        tell(i, len(cases), "cases of both runs")
+        mine, other = a.of(case), b.of(case)
+        same, every = agreeing(mine, other, case), dict.fromkeys((*mine.places, *other.places))
+        wanted = (p for p in every if all(kind(p) in both[name] for name, kind in KINDS.items()))
+        for here in sorted(wanted, key=lambda p: (p.phase != "prefill", p.phase, p.step, p.order)):
+            yield pair_error(mine, other, here, same)
+
+
+def _kinds(side: CaseSides) -> dict[str, dict[str, None]]:
+    """Return the cases, points, layers and calls that a run has, in its order."""
+    found: dict[str, dict[str, None]] = {name: {} for name in KINDS}
+    for case in side.cases:
+        for p in side.of(case).places:
+            for name, kind in KINDS.items():
+                found[name][kind(p)] = None
+    return found
+
+
+def token_notes(a: CaseSides, b: CaseSides) -> list[str]:
     """Return how far the tokens of the cases that both have agree, where they do not to the end."""
-    return [note for c in a.cases if c in b.cases and (note := _tokens(a, b, c))]
+    return [note for c in a.cases if c in b.cases and (note := tokens_note(a.of(c), b.of(c), c))]
 
 
-def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _names_text(names: Sequence[str] | Mapping[str, Any]) -> str:
     first = ", ".join(list(names)[:NAMED])
     return first + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from math import isfinite, isnan
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,17 +13,20 @@ from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.whole import Whole
 from precaudit.schema.graphs.decoder import LOGITS
-from precaudit.schema.metrics.logits import kl
+from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.places import Place
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import Number, json_number, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.runs import StepRecord
 
 NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
+ONE = 1e-9  # of the largest logit, that FP64 rounds two ways to one function apart by (seen: 1e-13)
 HELD = 1 << 26  # bytes of logits rows that are compared with each other
 
 
-def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None) -> Iterator[PrefillDecodeRecord]:
+def prefill_decode_records(
+    recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None
+) -> Iterator[PrefillDecodeRecord]:
     """Yield prefill's last position against decode0, then rescore against decode at every position."""
     steps = {(s.prompt, s.phase, s.step): s for s in recorded.run.steps}
     for prompt in prompts:
@@ -36,44 +39,74 @@ def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], whole: Whole | 
                 yield _pair(recorded, "rescore", again, decoded, whole)
 
 
-def _pair(
-    recorded: Recorded, against: Literal["prefill", "rescore"], a: StepRecord, b: StepRecord, whole: Whole | None
-) -> PrefillDecodeRecord:
-    x, y = logits_of(recorded, a), logits_of(recorded, b)
+class View(NamedTuple):
+    """A row of logits as one of two ways to come there gives it: [V] in FP64 (None: not recorded), its top-1 and gap.
+
+    ``finite``: whether there is a top-1.
+    """
+
+    step: int
+    position: int
+    logits: Array | None
+    top1: int
+    gap: Number
+    finite: bool
+
+    @classmethod
+    def of_step(cls, recorded: Recorded, s: StepRecord) -> "View":
+        """Return the row of a step of a model's run."""
+        finite = isfinite(value(s.top_logits[0])) and not isnan(value(s.gap))
+        return cls(s.step, s.position, logits_of(recorded, s), s.top_ids[0], s.gap, finite)
+
+    @classmethod
+    def of_row(cls, step: int, position: int, logits: Array) -> "View":
+        """Return a row of logits [V] of a call."""
+        first, *rest = top_ids(logits, 2)
+        gap = float(logits[first] - logits[rest[0]]) if rest else float("inf")
+        return cls(step, position, logits, int(first), json_number(gap), bool(np.isfinite(logits[first])))
+
+
+def _pair(recorded: Recorded, against: str, a: StepRecord, b: StepRecord, whole: Whole | None) -> PrefillDecodeRecord:
     exact = [whole.logits(s.prompt, s.phase, s.position) for s in (a, b)] if whole is not None else []
     f64 = [x for x in exact if x is not None]
-    top_a, top_b = a.top_ids[0], b.top_ids[0]
-    finite = _finite(a) and _finite(b) and all(bool(np.isfinite(x).all()) for x in f64)
-    match = finite and top_a == top_b
+    sigma = whole.sigma if whole is not None else float("nan")
+    return compare_views(a.prompt, against, (View.of_step(recorded, a), View.of_step(recorded, b)), f64, sigma)
+
+
+def compare_views(
+    prompt: str, against: str, views: tuple[View, View], f64: Sequence[Array], sigma: float
+) -> PrefillDecodeRecord:
+    """Return the record of a position that ``against`` and decode see.
+
+    ``f64``: FP64 logits [V] of both views, which are of one function unless they differ by more than FP64 rounds;
+    ``sigma``: rms of the emulated error of logits, by which ties are near.
+    """
+    a, b = views
+    finite = a.finite and b.finite and all(bool(np.isfinite(x).all()) for x in f64)
+    match = finite and a.top1 == b.top1
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
-    if len(f64) == 2 and whole is not None:
+    if len(f64) == 2:
         best, second = np.argsort(-f64[1], kind="stable")[:2]
-        one = np.array_equal(f64[0], f64[1])  # else RoPE turned the two views by other lengths
+        one = bool(np.allclose(f64[0], f64[1], rtol=0, atol=ONE * float(np.abs(f64[1]).max(initial=0))))
         other = int(np.argmax(f64[0]))
-        views = (
-            [({top_a, top_b, int(best)}, f64[1])] if one else [({top_a, other}, f64[0]), ({top_b, int(best)}, f64[1])]
-        )
-        apart = max(_apart(x, tokens) for tokens, x in views)
-        agree = finite and all(len(tokens) == 1 for tokens, _ in views)
+        each = [({a.top1, other}, f64[0]), ({b.top1, int(best)}, f64[1])]
+        each = [({a.top1, b.top1, int(best)}, f64[1])] if one else each
+        apart = max(_apart(x, tokens) for tokens, x in each)
+        agree = finite and all(len(tokens) == 1 for tokens, _ in each)
         known = {
             "f64_top1": int(best),
-            "f64_gap": number(f64[1][best] - f64[1][second]),
-            "f64_match": finite and top_b == int(best),
-            "near_tie": None if agree else finite and apart <= NEAR * whole.sigma,
+            "f64_gap": json_number(f64[1][best] - f64[1][second]),
+            "f64_match": finite and b.top1 == int(best),
+            "near_tie": None if agree else finite and apart <= NEAR * sigma,
             "f64_against_top1": None if one else other,
         }
-    names: dict[str, Any] = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
-    sizes = (number(kl(x, y)), number(_largest(x, y))) if x is not None and y is not None else (None, None)
+    names: dict[str, Any] = {"prefill_last_top1": a.top1, "decode0_top1": b.top1} if against == "prefill" else {}
+    x, y = a.logits, b.logits
+    sizes = (json_number(kl(x, y)), json_number(_largest(x, y))) if x is not None and y is not None else (None, None)
     return PrefillDecodeRecord(
-        prompt=a.prompt, against=against, step=b.step, position=a.position, prefill_top1=top_a, decode_top1=top_b,
-        prefill_gap=a.gap, decode_gap=b.gap, match=match,
-        kl=sizes[0], max_diff=sizes[1], **known, **names,
+        prompt=prompt, against=against, step=b.step, position=a.position, prefill_top1=a.top1, decode_top1=b.top1,
+        prefill_gap=a.gap, decode_gap=b.gap, match=match, kl=sizes[0], max_diff=sizes[1], **known, **names,
     )  # fmt: skip
-
-
-def _finite(step: StepRecord) -> bool:
-    """Whether a row of logits has a top-1: no NaN, no infinity on top."""
-    return isfinite(value(step.top_logits[0])) and not isnan(value(step.gap))
 
 
 def _apart(f64: Array, tokens: set[int]) -> float:

@@ -1,123 +1,185 @@
 """Errors of a program's run: every segment between points made again in FP64 and as its equations round (JAX)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from precaudit.errors import UserError, enough_memory
-from precaudit.interpreters.jaxpr.explicit import hosted, unmeshed, unsharded
+from precaudit.interpreters.jaxpr.explicit import to_host, without_mesh, without_shardings
 from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.numbers.formats import parse_accumulation
 from precaudit.progress import Advance, silent
-from precaudit.recording.programs.agreement import tagged_as
-from precaudit.recording.programs.loading import line_of, load, named_of
+from precaudit.recording.programs.agreement import OfRun, recorded_entries
+from precaudit.recording.programs.loading import program_of, raising_line
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.compared_programs import Compared, Unpaired
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
+from precaudit.recording.runs.programs import PAIRS, Opened, ProgramErrors, judged_places, open_program_run
 from precaudit.references.announced import announced_errors
-from precaudit.references.comparison.against import errors_of
+from precaudit.references.comparison.against import place_errors
+from precaudit.references.comparison.entry_views import entry_views
 from precaudit.references.formula import (
     OwnReference,
     Rests,
     Shown,
+    Values,
     callable_errors,
+    formula_notes,
+    read_shown,
     rests_on,
-    sentences,
-    shown,
     textbook_errors,
 )
-from precaudit.references.mapped import Names, Textbook, textbook_of
-from precaudit.references.mutations.declared import declared
+from precaudit.references.mapped import MappedTextbook, textbook_of
+from precaudit.references.mutations.declared import declared_formats
+from precaudit.references.names_map import Names, check_entries
 from precaudit.references.traced.judged import record_of
 from precaudit.references.traced.reference import Traced
-from precaudit.references.viewed import viewed
-from precaudit.schema.limits.checks import SAME, farthest
+from precaudit.references.viewed import view_case
+from precaudit.schema.limits.checks import SAME, farthest_formula
 from precaudit.schema.places import Place, spans
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import write_lines
-from precaudit.schema.records.runs import PROGRAM_CALL
 from precaudit.writing import write_whole
 
 
 @enough_memory()
-def compare(
+def compare_program(
     run: Opened | Path | str, program: Program | str | None = None, reference: OwnReference | Names | None = None,
-    tell: Advance = silent,
+    tell: Advance = silent, accum: Sequence[str] = (),
 ) -> ProgramErrors:  # fmt: skip
     """Return the error records of a program's run and write them beside it.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source.
     ``reference``: what the program's FP64 shadow is held against, a function of (params, *inputs) that returns
-    {point: FP64 array} of some of the program's points, or the textbook by ``Names``.
+    {point: FP64 array} of some of the program's points, or the textbook by ``Names``. ``accum``: formats that sums of
+    products are made in, each for itself, as ``parse_accumulation`` takes them.
     Raises UserError where the program is another than the one that was traced, or its code would be someone else's.
     """
     opened = run if isinstance(run, Opened) else open_program_run(run)
+    for text in accum:
+        parse_accumulation(text)
     opened.verify()
     if reference is not None and opened.record.layers is not None:
         held = spans(opened.record.layers)
         raise UserError(f"{opened.folder} holds layers {held} alone; a reference needs all of them")
-    found, made = traced_program(opened, program)
-    with unmeshed():
-        errors, told = _errors(opened, found, made, reference, tell)
+    found = program_of(opened, program)
+    entries = traced_entries(opened, found)  # under the mesh that it was recorded under
+    with without_mesh():
+        errors, pairs, unpaired, told = _errors(found, entries, reference, tell, accum)
     path = opened.folder / "errors.jsonl"
     write_lines(path, errors)
+    write_lines(opened.folder / PAIRS, pairs)
     marks = Compared(
         run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
-        names=reference.record() if isinstance(reference, Names) else {}, told=told,
+        names=reference.record() if isinstance(reference, Names) else {}, told=told, accum=tuple(accum),
+        pairs=file_hash(opened.folder / PAIRS), unpaired=tuple(unpaired),
     )  # fmt: skip
     write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
-    return ProgramErrors(errors, opened)
+    return ProgramErrors(errors, opened, pairs)
 
 
 def _errors(
-    opened: Opened, found: Program, made: Tagged, reference: OwnReference | Names | None, tell: Advance
-) -> tuple[list[ErrorRecord], tuple[str, ...]]:
-    """Return the error records of every case, and what those of formulas rest on."""
-    book = textbook_of(reference, found, opened) if isinstance(reference, Names) else None
-    traced = Traced(opened, found, made, tell, kept=reference is not None)
-    every = [*places(opened.record), *((p, None) for p in opened.record.outputs)]
-    errors: list[ErrorRecord] = []
+    program: Program, entries: Sequence[OfRun], reference: OwnReference | Names | None, tell: Advance,
+    accum: Sequence[str],
+) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], list[Unpaired], tuple[str, ...]]:  # fmt: skip
+    """Return the error records of every entry point, those of positions seen twice, and what formulas rest on."""
+    each: list[EntryBesideShadow] = []
+    if isinstance(reference, Names):
+        check_entries(reference, [program.entry, *program.then])
+    for i, (opened, one, made) in enumerate(entries):
+        before = each[-1].traced if i and goes_on(program, entries[i - 1], one) else None
+        begins = None if before is None else (before, program.then[one.entry].begin)
+        traced = Traced(opened, one, made, tell, reference is not None and before is None, begins, accum)
+        book = textbook_of(reference, one, opened) if isinstance(reference, Names) else None
+        each.append(EntryBesideShadow(traced, book, reference))
+    errors: list[list[ErrorRecord]] = [[] for _ in each]
+    pairs: list[PrefillDecodeRecord] = []
+    unpaired: list[Unpaired] = []
     rests: list[Rests] = []
-    for case in opened.record.cases:
+    for case in entries[0].opened.record.cases:
+        for found, beside in zip(errors, each, strict=True):
+            its, rest = beside.of_case(case)
+            found += its
+            rests += rest
+        found_pairs, others = entry_views([beside.traced for beside in each], case)
+        pairs += found_pairs
+        unpaired += others
+    whole = [e for found, beside in zip(errors, each, strict=True) for e in beside.with_declared_formats(found)]
+    return whole, pairs, unpaired, formula_notes(rests)
+
+
+def goes_on(program: Program, before: OfRun, one: Program) -> bool:
+    """Whether an entry point was recorded from where the recorded one before it ends."""
+    order, record = [program.entry, *program.then], before.opened.record
+    ended = record.began + record.calls == before.program.steps + 1
+    return ended and order.index(one.entry) == order.index(record.entry) + 1
+
+
+@dataclass(frozen=True)
+class EntryBesideShadow:
+    """An entry point beside its FP64 shadow, and a reference of the user's or the textbook (``book``)."""
+
+    traced: Traced
+    book: MappedTextbook | None
+    reference: OwnReference | Names | None
+
+    def of_case(self, case: str) -> tuple[list[ErrorRecord], list[Rests]]:
+        """Return the error records of a case, and what those of formulas rest on."""
+        opened, traced, book = self.traced.opened, self.traced, self.book
+        every = [*judged_places(opened.record), *((p, None) for p in opened.record.outputs)]
         calls = product(range(opened.record.calls), every)
-        errors += errors_of(traced, (Place(case, PROGRAM_CALL, call, layer, p.name) for call, (p, layer) in calls))
+        where = (Place(case, opened.record.phase, call, layer, p.name) for call, (p, layer) in calls)
+        errors = list(place_errors(traced, where))
         for call in range(opened.record.calls):
             errors += traced.chosen(case, call)
-        beside = shown(opened, book, case, traced.exact) if book is not None and traced.exact else None
-        if reference is not None:
-            errors += _formula(traced, book or reference, case, beside)
-        rests += [] if beside is None else [rests_on(beside)]
-        if book is not None and opened.record.policy is not None:
-            errors += announced_errors(viewed(opened, book, case), book, case)
-    if book is not None and opened.record.policy is None:
-        errors = _declared(opened, book, errors)
-    return errors, sentences(rests)
+        exact = [] if self.reference is None else traced.alone(case)
+        beside = read_shown(opened, book, case, exact) if book is not None and exact else None
+        if self.reference is not None:
+            errors += _formula(traced, book or self.reference, case, beside, exact)
+        if book is not None:
+            errors += announced_errors(view_case(opened, book, case), book, case, opened.record.phase)
+        return errors, [] if beside is None else [rests_on(beside)]
+
+    def with_declared_formats(self, errors: list[ErrorRecord]) -> list[ErrorRecord]:
+        """Return records, those of the first case with the narrow format inside that the textbook does not have."""
+        opened, book = self.traced.opened, self.book
+        return (
+            errors if book is None or opened.record.policy is not None else _with_declared_formats(opened, book, errors)
+        )
 
 
-def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
-    """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``.
+def traced_entries(opened: Opened, program: Program) -> list[OfRun]:
+    """Return the entry points of a run's program; raises UserError where it is not what was traced.
 
-    Where its types carry shardings, as one device makes it, to be run under ``unmeshed``.
+    Where its types carry shardings, as one device makes it, to be run under ``without_mesh``.
     """
-    found = program if isinstance(program, Program) else load(named_of(opened, program))
-    made = tagged_as(opened, found)
-    alone = unsharded(made, found.params, *next(iter(found.cases.values())))
+    return [_alone(*one) for one in recorded_entries(opened, program)]
+
+
+def _alone(opened: Opened, one: Program, made: Tagged) -> OfRun:
+    alone = without_shardings(made, one.params, *next(iter(one.cases.values())))
     if alone is not made:
-        found = replace(found, params=hosted(found.params), cases={n: hosted(x) for n, x in found.cases.items()})
-    return found, alone
+        one = replace(one, params=to_host(one.params), cases={n: to_host(x) for n, x in one.cases.items()})
+    return OfRun(opened, one, alone)
 
 
 def _formula(
-    traced: Traced, reference: OwnReference | Names | Textbook, case: str, beside: Shown | None
+    traced: Traced,
+    reference: OwnReference | Names | MappedTextbook,
+    case: str,
+    beside: Shown | None,
+    exact: Sequence[Values],
 ) -> Iterator[ErrorRecord]:
     """Yield the formula records of a case; unknown are those of calls that FP64 never came to."""
-    opened, exact = traced.opened, traced.exact
+    opened = traced.opened
     for call in range(len(exact), opened.record.calls):
-        for p, layer in reference.places if isinstance(reference, Textbook) else places(opened.record):
+        for p, layer in reference.places if isinstance(reference, MappedTextbook) else judged_places(opened.record):
             yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
-    if isinstance(reference, Textbook):
+    if isinstance(reference, MappedTextbook):
         if beside is not None:
             yield from textbook_errors(opened, reference, case, beside)
         return
@@ -126,18 +188,21 @@ def _formula(
         try:
             expected = reference(traced.program.params, *traced.inputs(case, call))
         except Exception as error:
-            raise UserError(f"the reference raised {type(error).__name__}: {error}{line_of(error)}") from None
+            raise UserError(f"the reference raised {type(error).__name__}: {error}{raising_line(error)}") from None
         yield from callable_errors(opened, expected, case, call, values)
 
 
-def _declared(opened: Opened, book: Textbook, errors: Sequence[ErrorRecord]) -> list[ErrorRecord]:
+def _with_declared_formats(opened: Opened, book: MappedTextbook, errors: Sequence[ErrorRecord]) -> list[ErrorRecord]:
     """Return the records, those of the first case with the narrow format inside that the textbook does not have."""
     case = opened.record.cases[0]
-    other = {e.point for e in errors if e.kind == "formula" and not farthest(e)[0] <= SAME}
-    found = {(call, p.step, p.shown.name): narrow for call, p, narrow in declared(opened, book, case, other)}
+    other = {e.point for e in errors if e.kind == "formula" and not farthest_formula(e)[0] <= SAME}
+    found = {(call, p.step, p.shown.name): narrow for call, p, narrow in declared_formats(opened, book, case, other)}
+    outputs = {p.name for p in opened.record.outputs}  # which have no segment of their own
     return [
         msgspec.structs.replace(e, narrow=narrow)
-        if e.kind == "local" and e.prompt == case and (narrow := found.get((e.step, e.layer, e.point))) is not None
+        if e.kind == ("forward" if e.point in outputs else "local")
+        and e.prompt == case
+        and (narrow := found.get((e.step, e.layer, e.point))) is not None
         else e
         for e in errors
     ]

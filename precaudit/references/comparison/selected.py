@@ -10,7 +10,7 @@ from precaudit.numbers.formats import parse_accumulation
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.runs.written import code, identity, known, written
+from precaudit.recording.runs.written import check_points, computing_code, manifest_hash, read_compare_record
 from precaudit.schema.emulations import Emulation
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.places import spans
@@ -22,7 +22,7 @@ from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import Selection, choose_prompts, parse_layers
 
 
-class Found(NamedTuple):
+class ComparedRecords(NamedTuple):
     """What comparing gave: error records, pairs of prefill and decode, and what a reader should know."""
 
     errors: list[ErrorRecord]
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     notes: tuple[str, ...]
 
 
-def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) -> Selected:
+def resolve_selection(recorded: Recorded, select: Selection | None, accum: Sequence[str]) -> Selected:
     """Resolve a selection against what was recorded."""
     asked = recorded.requested
     select = select or Selection(points=asked.points, phases=asked.phases)
@@ -65,14 +65,16 @@ def _accum_name(text: str) -> str:
     return name if block == 1 else f"{name}/{block}"
 
 
-def reuse(run: Run, selected: Selected) -> Found | None:
+def reuse(run: Run, selected: Selected) -> ComparedRecords | None:
     """Return what an earlier compare of this very run wrote, when it covers ``selected``."""
-    held = written(run)
+    held = read_compare_record(run)
     if held is None or not any(covers(old, selected) for old in held.selections):
         return None
     path = run.folder / "errors.jsonl"
     errors = read_lines(path, ErrorRecord) if selected.formula else read_layers(path, selected.layers)
-    return Found(known(errors, path), read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
+    return ComparedRecords(
+        check_points(errors, path), read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes
+    )
 
 
 def covers(old: Selected, new: Selected) -> bool:
@@ -87,7 +89,7 @@ def selects_sums(asked: Requested, points: Collection[str]) -> bool:
     return set(asked.points) <= set(points)
 
 
-def visible(errors: list[ErrorRecord], selected: Selected, sums: bool) -> list[ErrorRecord]:
+def select_records(errors: list[ErrorRecord], selected: Selected, sums: bool) -> list[ErrorRecord]:
     """Return the records a selection asks for; ``sums``: those that sums of rows tell, too."""
     prompts, phases, points, layers = (
         set(selected.prompts),
@@ -116,10 +118,10 @@ def visible(errors: list[ErrorRecord], selected: Selected, sums: bool) -> list[E
     return found
 
 
-def keep(run: Run, selected: Selected, found: Found, sigma: Number | None) -> Found:
+def write_selected(run: Run, selected: Selected, found: ComparedRecords, sigma: Number | None) -> ComparedRecords:
     """Write the files, together with rows of earlier selections that this one did not make again."""
     errors, pairs, notes = found
-    held = written(run)
+    held = read_compare_record(run)
     selections: tuple[Selected, ...] = (selected,)
     if held is not None:
         made = {_key(e) for e in errors}
@@ -137,11 +139,11 @@ def keep(run: Run, selected: Selected, found: Found, sigma: Number | None) -> Fo
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
     hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
     record = CompareRecord(
-        schema=SCHEMA, precaudit=code(), run=identity(run), selections=selections, sigma=sigma, notes=notes,
-        hashes=hashes,
+        schema=SCHEMA, precaudit=computing_code(), run=manifest_hash(run), selections=selections, sigma=sigma,
+        notes=notes, hashes=hashes,
     )  # fmt: skip
     write_lines(run.folder / "compare.json", [record])
-    return Found(errors, pairs, notes)
+    return ComparedRecords(errors, pairs, notes)
 
 
 def _formula_of(selected: Selected) -> Selected:

@@ -28,7 +28,7 @@ from precaudit.numbers import threads
 from precaudit.progress import Advance, silent
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.comparison.against import errors_of
+from precaudit.references.comparison.against import place_errors
 from precaudit.references.comparison.cache_state import state_errors
 from precaudit.references.comparison.selected import selects_sums
 from precaudit.references.textbook.handover import POINT
@@ -47,7 +47,7 @@ SIZE = 8  # bytes that say how long a message is
 RUN = "from precaudit.references.comparison.shares import work; work()"
 
 
-class Made(msgspec.Struct, frozen=True):
+class ShareResult(msgspec.Struct, frozen=True):
     """What a process made: a prompt's records of a group of points (a layer's, or those after all); or what broke."""
 
     group: int
@@ -60,11 +60,11 @@ class NotStarted(Exception):
     """No process can be started here."""
 
 
-DECODER = msgspec.msgpack.Decoder(Made)
+DECODER = msgspec.msgpack.Decoder(ShareResult)
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessShare:
     """What a process is given: a textbook without its model's tensors, and where they are (None: not at hand)."""
 
     book: Textbook
@@ -72,7 +72,7 @@ class Share:
     source: str | None
 
 
-def weights_of(run: Run, source: str) -> Checkpoint:
+def open_weights(run: Run, source: str) -> Checkpoint:
     """Return the model of a run from where it lies, as the run's policy holds it."""
     return open_checkpoint(source, run.record.model.allowed).under(declared_policy(run.record))
 
@@ -82,8 +82,8 @@ def layer_errors(book: Textbook, selected: Selected, source: str | None, tell: A
 
     ``source``: where the weights lie, for processes that read them themselves.
     """
-    parts = divided(book.recorded, selected)
-    share = Share(book, selected, source)
+    parts = divide_prompts(book.recorded, selected)
+    share = ProcessShare(book, selected, source)
     try:
         made = list(_one_by_one(book, selected, tell) if len(parts) < 2 else _in_processes(share, parts, tell))
     except NotStarted:
@@ -93,7 +93,7 @@ def layer_errors(book: Textbook, selected: Selected, source: str | None, tell: A
     return [e for group in groups for prompt in selected.prompts for e in found[group, prompt]]
 
 
-def divided(recorded: Recorded, selected: Selected) -> list[tuple[str, ...]]:
+def divide_prompts(recorded: Recorded, selected: Selected) -> list[tuple[str, ...]]:
     """Return which prompts go together, in as many processes as are worth starting: of equal work, one a core.
 
     All go together where tensors are few or large, or most of the work is one prompt's: threads share that better.
@@ -117,7 +117,7 @@ def divided(recorded: Recorded, selected: Selected) -> list[tuple[str, ...]]:
     return [tuple(p for p in selected.prompts if where[p] == i) for i in range(n)]
 
 
-def _one_by_one(book: Textbook, selected: Selected, tell: Advance) -> Iterator[Made]:
+def _one_by_one(book: Textbook, selected: Selected, tell: Advance) -> Iterator[ShareResult]:
     """Yield the records of each prompt, layer by layer."""
     recorded = book.recorded
     caches = [p for p in POINTS if POINTS[p].state and p in {*recorded.requested.points, *recorded.requested.support}]
@@ -126,7 +126,7 @@ def _one_by_one(book: Textbook, selected: Selected, tell: Advance) -> Iterator[M
         tell(i, len(groups), "local errors " + ("after the layers" if layer is None else f"of layer {layer}"))
         book.warm(layer)
         for prompt in selected.prompts:
-            yield Made(i, prompt, list(_of_prompt(book, selected, caches, prompt, layer)))
+            yield ShareResult(i, prompt, list(_of_prompt(book, selected, caches, prompt, layer)))
 
 
 def _of_prompt(
@@ -135,9 +135,9 @@ def _of_prompt(
     for phase in selected.phases:
         for point in selected.points:
             if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
-                yield from errors_of(book, [Place(prompt, phase, 0, layer, point)])
+                yield from place_errors(book, [Place(prompt, phase, 0, layer, point)])
         if layer is not None and POINT in selected.points:
-            yield from book.handed(Place(prompt, phase, 0, layer, POINT))
+            yield from book.handover_records(Place(prompt, phase, 0, layer, POINT))
         if selects_sums(book.recorded.requested, selected.points):
             yield from book.sums(prompt, phase, layer)
         if phase == "decode" and layer is not None:
@@ -145,10 +145,10 @@ def _of_prompt(
                 yield from state_errors(book.recorded, Place(prompt, phase, 0, layer, cache))
 
 
-def _in_processes(share: Share, parts: list[tuple[str, ...]], tell: Advance) -> Iterator[Made]:
+def _in_processes(share: ProcessShare, parts: list[tuple[str, ...]], tell: Advance) -> Iterator[ShareResult]:
     """Yield what processes make of parts of a share's prompts; raises what one of them raises."""
     total = (len(share.selected.layers) + 1) * len(share.selected.prompts)
-    arrived: SimpleQueue[Made | Exception] = SimpleQueue()
+    arrived: SimpleQueue[ShareResult | Exception] = SimpleQueue()
     with ExitStack() as stack:
         for prompts in parts:
             stack.enter_context(_process(_cut(share, prompts), arrived))
@@ -160,14 +160,14 @@ def _in_processes(share: Share, parts: list[tuple[str, ...]], tell: Advance) -> 
             yield made
 
 
-def _cut(share: Share, prompts: tuple[str, ...]) -> Share:
+def _cut(share: ProcessShare, prompts: tuple[str, ...]) -> ProcessShare:
     """Return what is needed of some prompts."""
     selected = msgspec.structs.replace(share.selected, prompts=prompts)
     return replace(share, book=share.book.of_prompts(prompts), selected=selected)
 
 
 @contextmanager
-def _process(share: Share, arrived: "SimpleQueue[Made | Exception]") -> Iterator[None]:
+def _process(share: ProcessShare, arrived: "SimpleQueue[ShareResult | Exception]") -> Iterator[None]:
     """Run a process that makes a share, and hand on what it made; it ends with the block.
 
     It finds modules where this one does (-P: not where it happens to stand).
@@ -183,7 +183,7 @@ def _process(share: Share, arrived: "SimpleQueue[Made | Exception]") -> Iterator
             raise NotStarted from error
         sink, source = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
 
-        def read(left: int = left) -> None:
+        def read_messages(left: int = left) -> None:
             while len(size := source.read(SIZE)) == SIZE:
                 message = source.read(n := int.from_bytes(size))
                 if len(message) < n:
@@ -197,7 +197,7 @@ def _process(share: Share, arrived: "SimpleQueue[Made | Exception]") -> Iterator
                 text = errors.read().decode(errors="replace")
                 arrived.put(RuntimeError(f"a process of compare ended with {code}\n{text}"))
 
-        reader = Thread(target=read, daemon=True)
+        reader = Thread(target=read_messages, daemon=True)
         reader.start()
         try:
             with suppress(BrokenPipeError), sink:
@@ -219,22 +219,22 @@ def work() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no message
-    share: Share = pickle.load(sys.stdin.buffer)
+    share: ProcessShare = pickle.load(sys.stdin.buffer)
     book = share.book
     threads.alone()
     try:
         if share.source is not None:
-            book = book.reading(weights_of(book.recorded.run, share.source))
+            book = book.reading(open_weights(book.recorded.run, share.source))
         with threads.one_blas_thread():
             for made in _one_by_one(book, share.selected, silent):
                 _write(out, made)
     except UserError as error:
-        _write(out, Made(0, "", [], str(error)))
+        _write(out, ShareResult(0, "", [], str(error)))
     except BrokenPipeError:
         os._exit(1)  # the parent is gone
 
 
-def _write(out: BinaryIO, made: Made) -> None:
+def _write(out: BinaryIO, made: ShareResult) -> None:
     message = msgspec.msgpack.encode(made)
     out.write(len(message).to_bytes(SIZE) + message)
     out.flush()

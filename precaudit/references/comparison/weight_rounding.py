@@ -9,10 +9,10 @@ import numpy as np
 
 from precaudit.models.checkpoints import Checkpoint
 from precaudit.models.checkpoints.tensors import row_blocks
-from precaudit.models.configs import expected_tensors
+from precaudit.models.configs import model_tensors
 from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.metrics.sizes import ratio
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ErrorRecord
 
 
@@ -40,20 +40,20 @@ class _Sums:
 
 def weight_errors(checkpoint: Checkpoint, layers: tuple[int, ...]) -> Iterator[ErrorRecord]:
     """Yield a record for every tensor that was rounded (of the chosen layers, and those outside layers)."""
-    for name, shape in expected_tensors(checkpoint.config).items():
+    for name, shape in model_tensors(checkpoint.config).items():
         layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None
         if layer is not None and layer not in layers:
             continue
-        total, used = _Sums(), checkpoint.tensors.read(name)
+        total, used = _Sums(), checkpoint.tensors.read_tensor(name)
         for rows in row_blocks(shape):
             total.add(widen(used[rows]), checkpoint.tensors.original(name, rows))
         if not total.rounded:
             continue
         numbers: dict[str, Any] = {
             "n": total.n,
-            "mae": number(total.absolute / total.n),
-            "max_diff": number(total.largest),
-            "rel_l2": number(ratio(sqrt(total.error), sqrt(total.before))),
+            "mae": json_number(total.absolute / total.n),
+            "max_diff": json_number(total.largest),
+            "rel_l2": json_number(ratio(sqrt(total.error), sqrt(total.before))),
         }
         yield ErrorRecord(
             prompt="", phase="", step=0, layer=layer, point=name, kind="weights", candidate="model",

@@ -12,20 +12,26 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array, identity, rounder
 from precaudit.numbers.formats import EIGHT_BITS, FORMATS
-from precaudit.references.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
-from precaudit.references.mutations.flash import narrow_softmax, not_rescaled, unshifted
+from precaudit.references.mutations.exponentials import (
+    POLYNOMIALS,
+    SCHRAUDOLPH,
+    by_bits,
+    by_polynomial,
+    replace_exponential,
+)
+from precaudit.references.mutations.flash import narrow_softmax, not_rescaled, without_shift
 from precaudit.references.mutations.forms import (
     Form,
     Inputs,
-    configured,
+    at_positions,
     constant,
-    fed,
-    finished,
-    moved,
-    plain,
-    quantised,
+    on_inputs,
+    on_result,
+    quantiser,
+    usual_form,
     weighing,
     weighted_by,
+    with_config,
 )
 from precaudit.references.mutations.storing import FEW, to_bits
 from precaudit.references.mutations.variants import NARROW, Variant, at, cut, roundings_of, stored, sums
@@ -35,7 +41,7 @@ from precaudit.schema.policies import FLASH_BLOCK, Policy
 semantics = partial(Variant, kind="semantics")
 
 
-def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+def variants_of_attention(row: Point, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield variants of scores, probs or attn_out."""
     if row.reads_keys:
         yield from _score_formats(policy)
@@ -48,7 +54,7 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
     if row.kind == "mix":
         yield from stored(row.place, policy.attn_out)
         yield semantics(
-            "heads averaged", says="every head holds the mean of all", form=finished(_mean, True), last=True
+            "heads averaged", says="every head holds the mean of all", form=on_result(_mean, True), last=True
         )
     else:
         yield from stored(row.place, getattr(policy, row.format), EIGHT_BITS)
@@ -63,12 +69,12 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
             rounds = partial(_in_steps, steps)
             says = f"probabilities are multiples of 1/{steps}"
             yield Variant(
-                f"probabilities in steps of 1/{steps}", "quantisation", says, form=finished(rounds), last=True
+                f"probabilities in steps of 1/{steps}", "quantisation", says, form=on_result(rounds), last=True
             )  # fmt: skip
     if row.kind == "mix":
         for name, says, form in not_rescaled(FLASH_BLOCK) if policy.attention == "flash" else ():
             yield semantics(name, says=says, form=form)
-        yield from _cached(policy)
+        yield from _cache_variants(policy)
     if row.reads_keys:
         yield from sums(row)
 
@@ -84,13 +90,13 @@ def _in_steps(steps: int, p: Array) -> Array:
 def _linear(o: Inputs, r: Rounding) -> Array:
     """Return scores [H, T, S] less a bias that grows with distance (Press et al. 2022, ALiBi)."""
 
-    def biased(s: Array) -> Array:
+    def add_slopes(s: Array) -> Array:
         heads = s.shape[0]
         slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
         far = np.asarray(o.positions)[:, None] - np.arange(s.shape[2])
         return np.asarray(s - slopes[:, None, None] * far)
 
-    return finished(biased)(o, r)
+    return on_result(add_slopes)(o, r)
 
 
 def _score_formats(policy: Policy) -> Iterator[Variant]:
@@ -106,7 +112,7 @@ def _score_formats(policy: Policy) -> Iterator[Variant]:
 
 def scaled_by(factor: float) -> Form:
     """Return the operation with another factor on its scale."""
-    return configured(lambda c, _layer: {"query_scale": c.score_scale * factor})
+    return with_config(lambda c, _layer: {"query_scale": c.score_scale * factor})
 
 
 def _scaled_before(o: Inputs, r: Rounding) -> Array:
@@ -115,7 +121,7 @@ def _scaled_before(o: Inputs, r: Rounding) -> Array:
     return constant(query_scale=1.0)(replace(o, values=(q, *o.values[1:])), r)
 
 
-def _interleaved(o: Inputs) -> tuple[Array, ...]:
+def _interleave_heads(o: Inputs) -> tuple[Array, ...]:
     """Return keys and values so that query head h reads head h mod G."""
     q, *others = o.values
     order = np.arange(q.shape[1]) % others[0].shape[1]
@@ -139,7 +145,9 @@ def _scales(config: DecoderConfig) -> Iterator[Variant]:
     yield from roundings_of("scale", scale, lambda x: constant(query_scale=x))
     if config.heads != config.kv_heads > 1:
         yield semantics(
-            "heads interleaved", says="query head h reads key head h mod G, not h // (H/G)", form=fed(_interleaved)
+            "heads interleaved",
+            says="query head h reads key head h mod G, not h // (H/G)",
+            form=on_inputs(_interleave_heads),
         )
     yield from _operands(config)
 
@@ -155,19 +163,21 @@ def _operands(config: DecoderConfig) -> Iterator[Variant]:
     for what, where in which.items():
         for name, (says, change) in heads.items() if (config.heads if where == (0,) else config.kv_heads) > 1 else ():
             yield semantics(
-                f"{what} heads {name}", says=f"{what} heads {says}", form=_changed(where, change), last=True
+                f"{what} heads {name}", says=f"{what} heads {says}", form=_change_inputs(where, change), last=True
             )
         for by, side in ((1, "before"), (-1, "after")) if where != (0,) else ():
             says = f"{what} rows are those of the slot {side}"
             moved_by = partial(np.roll, shift=by, axis=0)
-            yield semantics(f"{what} rows shifted by {by:+d}", says=says, form=_changed(where, moved_by), last=True)
+            yield semantics(
+                f"{what} rows shifted by {by:+d}", says=says, form=_change_inputs(where, moved_by), last=True
+            )
     sides = {"query": (0,), "key": (1,), "query and key": (0, 1), "value": (2,), "query, key and value": (0, 1, 2)}
     casts = {f"in {name}": (f"rounded to {name}", rounder(name)) for name in EIGHT_BITS}
     casts |= {f"cut to {bits} bits": (f"cut to {bits} bits of a mantissa", to_bits(bits)) for bits in FEW}
-    casts |= {f"in int{bits}": (f"quantised to {bits} bits, one scale a row", quantised(bits)) for bits in (8, 4)}
+    casts |= {f"in int{bits}": (f"quantised to {bits} bits, one scale a row", quantiser(bits)) for bits in (8, 4)}
     for (side, where), (name, (says, cast)) in product(sides.items(), casts.items()):
         is_ = "is" if len(where) == 1 else "are"
-        yield Variant(f"{side} {name}", "format", f"{side} {is_} {says}", _changed(where, cast), last=True)
+        yield Variant(f"{side} {name}", "format", f"{side} {is_} {says}", _change_inputs(where, cast), last=True)
 
 
 def _caps(config: DecoderConfig) -> Iterator[Variant]:
@@ -196,6 +206,11 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
                 weighing(narrow_softmax(narrow, narrow, one_by_one=True)), last=True,
             )  # fmt: skip
             yield Variant(
+                f"softmax in {name}, sums of unrounded exponentials", "format",
+                f"softmax is computed in {name}, its sums of exponentials before they are rounded",
+                weighing(narrow_softmax(narrow, narrow, fused=True)), last=True,
+            )  # fmt: skip
+            yield Variant(
                 f"softmax in {name}, sums in float32", "format",
                 f"softmax is computed in {name}, its sums in float32", weighing(narrow_softmax(narrow, identity)),
             )  # fmt: skip
@@ -206,12 +221,12 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
     for name, coefficients in POLYNOMIALS.items():
         yield semantics(
             f"exp by {name}", says=f"softmax's exp is 2^n times {name}",
-            change=at(exponential=approximated(by_polynomial(coefficients))),
+            change=at(exponential=replace_exponential(by_polynomial(coefficients))),
         )  # fmt: skip
     for name, shift in SCHRAUDOLPH.items():
         yield semantics(
             f"exp by Schraudolph's bits, {name}", says=f"softmax's exp is Schraudolph's, shifted for {name}",
-            change=at(exponential=approximated(by_bits(shift))),
+            change=at(exponential=replace_exponential(by_bits(shift))),
         )  # fmt: skip
     for count in (1, 2):
         yield semantics(
@@ -228,7 +243,7 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
     for axis, what in ((0, "heads"), (1, "rows")):
         says = f"softmax is over {what}, not over keys"
         yield semantics(f"softmax over {what}", says=says, form=weighing(partial(_over, axis)), last=True)
-    yield semantics("maximum not subtracted", says="softmax subtracts no maximum", form=weighing(unshifted))
+    yield semantics("maximum not subtracted", says="softmax subtracts no maximum", form=weighing(without_shift))
 
 
 def _with_sink(count: int, s: Array) -> Array:
@@ -264,9 +279,9 @@ def weakly_masked(by: float, after: bool = False) -> Form:
     return weighted_by(weights)
 
 
-def wider(by: int, then: Form = plain) -> Form:
+def wider_window(by: int, then: Form = usual_form) -> Form:
     """Return the operation with a window of ``by`` keys more, where there is one."""
-    return configured(lambda c, _layer: {"window": None if c.window is None else max(c.window + by, 1)}, then)
+    return with_config(lambda c, _layer: {"window": None if c.window is None else max(c.window + by, 1)}, then)
 
 
 def seeing(ahead: int) -> Form:
@@ -278,8 +293,8 @@ def seeing(ahead: int) -> Form:
     def form(o: Inputs, r: Rounding) -> Array:
         window = o.config.window_of(o.layer)
         if o.positions[-1] + ahead < 0 or (window is not None and window + ahead < 1):
-            return np.full_like(plain(o, r), np.nan)
-        return moved(lambda p: np.maximum(p + ahead, -1), wider(ahead))(o, r)
+            return np.full_like(usual_form(o, r), np.nan)
+        return at_positions(lambda p: np.maximum(p + ahead, -1), wider_window(ahead))(o, r)
 
     return form
 
@@ -290,13 +305,13 @@ def masks(window: int | None) -> Iterator[Variant]:
     yield semantics("mask one short", says="no row sees its own key", form=seeing(-1))
     yield semantics(
         "mask one short but for the first row", says="no row sees its own key but the first, which sees no other",
-        form=moved(lambda p: np.maximum(p - 1, 0)), last=True,
+        form=at_positions(lambda p: np.maximum(p - 1, 0)), last=True,
     )  # fmt: skip
     if window is None:
         return
     if window > 1:
-        yield semantics("window one short", says="a row sees one key too few of its window", form=wider(-1))
-    yield semantics("window one long", says="a row sees one key more than its window", form=wider(1))
+        yield semantics("window one short", says="a row sees one key too few of its window", form=wider_window(-1))
+    yield semantics("window one long", says="a row sees one key more than its window", form=wider_window(1))
     yield semantics("no window", says="a row sees every key before it", form=constant(window=None))
 
 
@@ -309,20 +324,20 @@ def _window_elsewhere(config: DecoderConfig, layer: int | None) -> Iterator[Vari
             yield semantics("window of other layers", says=f"a row sees {window} keys, as in other layers", form=form)
 
 
-def _cached(policy: Policy) -> Iterator[Variant]:
+def _cache_variants(policy: Policy) -> Iterator[Variant]:
     stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,), "queries": (0,)}
     for what, which in stores.items():
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if policy.kv_cache != "int8" and FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
                 yield Variant(
-                    f"{what} in {name}", "format", f"{what} are rounded to {name}", _changed(which, rounder(name))
+                    f"{what} in {name}", "format", f"{what} are rounded to {name}", _change_inputs(which, rounder(name))
                 )
         for bits in (8, 4):
             yield Variant(
                 f"{what} in int{bits}", "format", f"{what} are quantised to {bits} bits",
-                _changed(which, quantised(bits)),
+                _change_inputs(which, quantiser(bits)),
             )  # fmt: skip
 
 
-def _changed(which: tuple[int, ...], change: Any) -> Form:
-    return fed(lambda o: tuple(change(x) if i in which else x for i, x in enumerate(o.values)))
+def _change_inputs(which: tuple[int, ...], change: Any) -> Form:
+    return on_inputs(lambda o: tuple(change(x) if i in which else x for i, x in enumerate(o.values)))

@@ -9,7 +9,7 @@ from precaudit.models.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.closing import Yardstick
-from precaudit.references.mutations.forms import Form, Inputs, made
+from precaudit.references.mutations.forms import Form, Inputs, evaluate_form
 from precaudit.references.mutations.variants import Variant
 from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.metrics.sizes import canonical, half_ulp, norm, ratio
@@ -82,7 +82,7 @@ class Bench:
 
     def make(self, form: Form, r: Rounding, ahead: int = 0) -> Array:
         """Return what a form makes, canonical; what was recorded where it is masked or reads what was not recorded."""
-        out = canonical(made(form, self.inputs, r), self.axes)
+        out = canonical(evaluate_form(form, self.inputs, r), self.axes)
         blind = self.blind(ahead)
         if blind.any() and not blind.all():
             out = np.where(blind[:, None, None], self.yardstick.candidate, out)
@@ -117,7 +117,7 @@ class Bench:
         share = 1.0 - left / error if error else 1.0 if left == 0 else 0.0
         return Tried(variant, share, float(np.mean((c == y)[fit])) if fit.any() else 1.0)
 
-    def tried(self, variant: Variant, floor: float = 0.0) -> Tried:
+    def try_variant(self, variant: Variant, floor: float = 0.0) -> Tried:
         """Return a variant's answer; its badness where it reproduces more than ``floor``."""
         y = self.nearest(variant)
         found = self.answer(variant, y)
@@ -131,7 +131,7 @@ class Bench:
             wide = replace(self, inputs=other).nearest(variant)
             badness = min(badness, measure.reading_unrounded(wide, y).badness(wide))
         if badness > 1.0 and found.explained >= ENOUGH:
-            badness = min(badness, measure.badness(self.flipped(variant, y)))
+            badness = min(badness, measure.badness(self.flip_near_ties(variant, y)))
         return replace(found, badness=badness)
 
     def measure(self, variant: Variant) -> Yardstick:
@@ -147,7 +147,7 @@ class Bench:
         shown = clean if old.hidden is None else np.where(old.hidden, 0.0, clean)
         with np.errstate(invalid="ignore"):
             deviations = [self.make(variant.form, r, variant.ahead) - reference for r in self.members]
-        noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, old.noise.common)
+        noise = Noise.pool(deviations, shown, FORMATS[dtype].unit_roundoff, old.noise.common)
         larger = max(ratio(norm(shown), norm(np.nan_to_num(old.reference))), 1.0)
         inner = old.allowed - half_ulp(old.reference, dtype)
         # what the announced formula makes exactly 0, as keys outside a window, has no bound of its own: its row's has
@@ -157,7 +157,7 @@ class Bench:
         bound = np.where(nothing, np.maximum(inner, relative * np.abs(clean)), inner) * larger
         return replace(old, reference=reference, noise=noise, allowed=bound + half_ulp(clean, dtype))
 
-    def flipped(self, variant: Variant, y: Array) -> Array:
+    def flip_near_ties(self, variant: Variant, y: Array) -> Array:
         """Return ``y`` with elements as near to the candidate as roundings take them that fall otherwise.
 
         A sum in float32 may end on the other side of a number that a narrower format rounds to, here or inside.

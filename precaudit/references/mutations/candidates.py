@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from precaudit.models.configs import DecoderConfig
-from precaudit.references.mutations.attention import attention_variants
+from precaudit.references.mutations.attention import variants_of_attention
 from precaudit.references.mutations.integers import integer_variants
 from precaudit.references.mutations.normalisation import norm_variants, other_weights
 from precaudit.references.mutations.operands import operand_variants
@@ -26,7 +26,7 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
     yield Variant("as announced", "rounding", "the announced policy")
     row = POINTS[point]
     if row.attends:
-        yield from attention_variants(row, policy, config, layer)
+        yield from variants_of_attention(row, policy, config, layer)
     if row.rotates:
         yield from rotation_variants(config, layer)
     yield from norm_variants(row, config)

@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 
 from precaudit.references.mutations.bench import Bench, Tried
 from precaudit.references.mutations.fitting import Fit, fits
-from precaudit.references.mutations.numbers import fitted
+from precaudit.references.mutations.numbers import fit_number
 from precaudit.references.mutations.variants import Variant
 
 EPSILON = "epsilon"
@@ -58,14 +58,14 @@ def known_of_epsilon(part: Bench, named: Tried, tried: Sequence[Tried]) -> Tried
     """
     fit = next(f for f in fits(part.inputs) if f.what == EPSILON)
     family = [t for t in tried if t.closes and t.variant.name.startswith(EPSILON)]
-    x = fitted(part, fit)
+    x = fit_number(part, fit)
     if x is not None and x != fit.announced:
-        family += [t for t in (_tried(part, fit, x),) if t.closes]
+        family += [t for t in (_try(part, fit, x),) if t.closes]
     if not (numbers := _numbers(family)):
         return named
     short = _one_digit(_span(part, fit, _best(numbers), _closes))
-    family += [t for x in short if (t := _tried(part, fit, x)).closes]
-    fitting = _bit_for_bit if any(map(_bit_for_bit, family)) else partial(_near, min(map(_left, family)))
+    family += [t for x in short if (t := _try(part, fit, x)).closes]
+    fitting = _bit_for_bit if any(map(_bit_for_bit, family)) else partial(_near, min(map(_share_left, family)))
     family = [t for t in family if fitting(t)]
     outside = next((t for t in family if t.variant.name == OUTSIDE), None)
     if not (numbers := _numbers(family)):
@@ -73,10 +73,10 @@ def known_of_epsilon(part: Bench, named: Tried, tried: Sequence[Tried]) -> Tried
     best = _best(numbers)
     span = _span(part, fit, best, fitting)
     alone = _of_ten(best.variant.number or 0.0) or len({t.variant.number for t in numbers} & set(_one_digit(span))) < 2
-    return replace(best, variant=_told(span, best.variant, alone, outside is not None))
+    return replace(best, variant=_name_fit(span, best.variant, alone, outside is not None))
 
 
-def _told(span: Span, best: Variant, alone: bool, outside: bool) -> Variant:
+def _name_fit(span: Span, best: Variant, alone: bool, outside: bool) -> Variant:
     """Return the best variant by the name of what fits.
 
     ``alone``: no other number is as short; ``outside``: the announced one fits, too, where it is added to the root.
@@ -100,13 +100,13 @@ def _closes(t: Tried) -> bool:
     return t.closes
 
 
-def _left(t: Tried) -> float:
+def _share_left(t: Tried) -> float:
     """Return the share of an error that a variant leaves."""
     return 1.0 - t.explained
 
 
 def _near(least: float, t: Tried) -> bool:
-    return t.closes and _left(t) <= APART * least
+    return t.closes and _share_left(t) <= APART * least
 
 
 def _bit_for_bit(t: Tried) -> bool:
@@ -127,8 +127,8 @@ def _best(numbers: Sequence[Tried]) -> Tried:
     return max(numbers, key=rank)
 
 
-def _tried(part: Bench, fit: Fit, x: float) -> Tried:
-    return part.tried(fit.variant(x), 0.0)
+def _try(part: Bench, fit: Fit, x: float) -> Tried:
+    return part.try_variant(fit.variant(x), 0.0)
 
 
 def _span(part: Bench, fit: Fit, best: Tried, fitting: Fits) -> Span:
@@ -136,7 +136,7 @@ def _span(part: Bench, fit: Fit, best: Tried, fitting: Fits) -> Span:
     x, announced = best.variant.number or 0.0, fit.announced or 0.0
 
     def is_fit(x: float) -> bool:
-        return fitting(_tried(part, fit, x))
+        return fitting(_try(part, fit, x))
 
     if x > announced:
         return Span(_end(x, max(announced, x / FAR), is_fit), _end(x, FAR * x, is_fit), announced)

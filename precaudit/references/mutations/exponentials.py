@@ -21,7 +21,7 @@ def by_polynomial(coefficients: tuple[float, ...]) -> Callable[[Array], Array]:
     """Return exp(x) = 2^n · p(f), n + f = x log₂ e (as in FlashAttention-4)."""
 
     def exp(x: Array) -> Array:
-        n, f = _split(x)
+        n, f = _split_exponent(x)
         return np.asarray(np.ldexp(np.polynomial.polynomial.polyval(f, coefficients), n))
 
     return exp
@@ -38,13 +38,13 @@ def by_bits(shift: int) -> Callable[[Array], Array]:
     return exp
 
 
-def _split(x: Array) -> tuple[Array, Array]:
+def _split_exponent(x: Array) -> tuple[Array, Array]:
     y = np.maximum(np.nan_to_num(x * LOG2E, neginf=-1e4), -1e4)
     n = np.floor(y)
     return n.astype(np.int32), y - n
 
 
-def approximated(exp: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def replace_exponential(exp: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return what a place that is given exp(x) does for another exp of x."""
 
     def place(e: Array) -> Array:

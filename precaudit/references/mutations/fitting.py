@@ -11,11 +11,21 @@ from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import Integers
 from precaudit.references.mutations.attention import scaled_by, seeing, weakly_masked
-from precaudit.references.mutations.forms import Form, Inputs, configured, constant, fed, hooked, moved, plain, rescored
-from precaudit.references.mutations.integers import clipped
+from precaudit.references.mutations.forms import (
+    Form,
+    Inputs,
+    at_place,
+    at_positions,
+    constant,
+    on_inputs,
+    on_scores,
+    usual_form,
+    with_config,
+)
+from precaudit.references.mutations.integers import clip_integers
 from precaudit.references.mutations.operands import scaled_weights
-from precaudit.references.mutations.products import weighted
-from precaudit.references.mutations.rotation import again, base_of, ended, shifted, with_base
+from precaudit.references.mutations.products import weight_inputs
+from precaudit.references.mutations.rotation import again, base_of, shift_positions, stop_positions, with_base
 from precaudit.references.mutations.variants import Variant
 
 STEPS = 40  # of the golden section: a bracket shrinks to 1e-8 of itself
@@ -123,7 +133,7 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
     c, layer = o.config, o.layer
     if weights is not None and o.row.projects:
         most = tuple(float(x) for x in np.unique(np.geomspace(1, weights.most, 24).astype(int)))
-        yield Fit("largest integer of weights", partial(clipped, weights), most, float(weights.most), whole=True,
+        yield Fit("largest integer of weights", partial(clip_integers, weights), most, float(weights.most), whole=True,
                   source="the format has")  # fmt: skip
     if o.row.reads_keys:
         k = c.head_dim
@@ -135,15 +145,15 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
             known=tuple((n, v * source) for n, v in known), source="it should be",
         )  # fmt: skip
         dimensions = tuple(float(x) for x in np.unique(np.geomspace(1, k, 24).astype(int)))
-        yield Fit("dimensions of a head that are multiplied", lambda x: fed(partial(_narrower, int(x))), dimensions,
-                  float(k), whole=True)  # fmt: skip
+        yield Fit("dimensions of a head that are multiplied", lambda x: on_inputs(partial(_narrower, int(x))),
+                  dimensions, float(k), whole=True)  # fmt: skip
         yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
     if o.row.weighs:
         yield from _windows(o)
     if o.row.kind == "mix" and o.probs is None:
         grid = tuple(float(x) for x in range(1, 11))
-        yield Fit("significant bits of values", lambda x: fed(partial(_cut_values, int(x))), grid, 53.0, whole=True,
-                  source="FP64 has")  # fmt: skip
+        yield Fit("significant bits of values", lambda x: on_inputs(partial(_cut_values, int(x))), grid, 53.0,
+                  whole=True, source="FP64 has")  # fmt: skip
     if o.row.norm(c) is not None:
         yield Fit("epsilon", lambda x: constant(norm_eps=x), logarithmic(1e-12, 1, 49), c.norm_eps)
     if o.row.rotates:
@@ -159,17 +169,17 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
         form = partial(_scaled_weights, held)
         yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be", last=True)
     if o.row.kind == "gate" and o.row.within is None:
-        yield Fit("largest of up", lambda x: hooked("up", partial(_clip, x)), clip, None)
+        yield Fit("largest of up", lambda x: at_place("up", partial(_clip, x)), clip, None)
     if o.row.projects or o.row.place == "proj":
-        yield Fit("largest of what is multiplied", lambda x: hooked("operand", partial(_clip, x)), clip, None)
+        yield Fit("largest of what is multiplied", lambda x: at_place("operand", partial(_clip, x)), clip, None)
     if o.row.kind == "sum":
         roots = (("1/√2", 0.5**0.5), ("√2", 2**0.5))
-        for what, times in (("stream", lambda x: weighted(x, 1.0)), ("addend", lambda x: weighted(1.0, x))):
+        for what, times in (("stream", lambda x: weight_inputs(x, 1.0)), ("addend", lambda x: weight_inputs(1.0, x))):
             yield Fit(f"factor on the {what}", times, logarithmic(1 / 64, 64, 49), 1.0, known=roots,
                       source="it should be")  # fmt: skip
     if o.row.kind == "softmax":
         grid = logarithmic(1 / 16, 16, 49)
-        yield Fit("factor on the scores", lambda x: rescored(lambda _o, s: s * x), grid, 1.0, source="it should be")
+        yield Fit("factor on the scores", lambda x: on_scores(lambda _o, s: s * x), grid, 1.0, source="it should be")
     if o.row.kind == "head":
         grid = logarithmic(1e-3, 1e3, 61)
         yield Fit(
@@ -203,16 +213,16 @@ def _windows(o: Inputs) -> Iterator[Fit]:
         None if window is None else float(window), whole=True,
     )  # fmt: skip
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(top - 1, 2), 24).astype(int)))
-    yield Fit("first key seen", lambda x: rescored(partial(_hidden, slice(0, int(x)))), slots, 0.0, whole=True,
+    yield Fit("first key seen", lambda x: on_scores(partial(_hidden, slice(0, int(x)))), slots, 0.0, whole=True,
               source="it should be")  # fmt: skip
-    yield Fit("keys seen at most", lambda x: rescored(partial(_hidden, slice(int(x), None))), slots, float(top),
+    yield Fit("keys seen at most", lambda x: on_scores(partial(_hidden, slice(int(x), None))), slots, float(top),
               whole=True, source="there are")  # fmt: skip
     if window is None:
         form = partial(_seeing, _beside_sinks)
         yield Fit(f"window beside the first {SINKS} keys", form, grid, None, whole=True)
     for what, hidden, grid, usual in (
         ("size of documents that do not see each other", _in_documents, slots, float(top)),
-        ("stride of the keys a row sees", _strided, tuple(float(x) for x in range(1, 9)), 1.0),
+        ("stride of the keys a row sees", _stride_mask, tuple(float(x) for x in range(1, 9)), 1.0),
     ):
         form = partial(_seeing, hidden)
         yield Fit(what, form, grid, usual, whole=True, source="it should be")
@@ -233,7 +243,7 @@ def _hidden(some: slice, o: Inputs, s: Array) -> Array:
 
 def _seeing(hidden: Callable[[int, Array, Array], Array], x: float) -> Form:
     """Return the operation with keys hidden by a whole number."""
-    return rescored(partial(_unseen, partial(hidden, int(x))))
+    return on_scores(partial(_unseen, partial(hidden, int(x))))
 
 
 def _unseen(hidden: Callable[[Array, Array], Array], o: Inputs, s: Array) -> Array:
@@ -250,7 +260,7 @@ def _in_documents(size: int, rows: Array, keys: Array) -> Array:
     return np.asarray(rows // size != keys // size)
 
 
-def _strided(step: int, rows: Array, keys: Array) -> Array:
+def _stride_mask(step: int, rows: Array, keys: Array) -> Array:
     return np.asarray((rows - keys) % step != 0)
 
 
@@ -266,24 +276,24 @@ def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[
     usual = (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 8e6, 1e7)
     grid = tuple(sorted({*logarithmic(1e2, 1e8, 121), *usual}))
 
-    def turned(x: float) -> Form:
-        return configured(partial(_based, x))
+    def with_rope_base(x: float) -> Form:
+        return with_config(partial(_base_fields, x))
 
-    yield Fit("RoPE base", turned, grid, base)
+    yield Fit("RoPE base", with_rope_base, grid, base)
     times = logarithmic(1 / 64, 64, 49)
-    yield Fit("factor on positions", lambda x: moved(lambda p: p * x), times, 1.0, source="it should be")
+    yield Fit("factor on positions", lambda x: at_positions(lambda p: p * x), times, 1.0, source="it should be")
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(last, 2), 24).astype(int)))
-    yield Fit("last position", lambda x: ended(int(x)), slots, float(last), whole=True, source="there are")
+    yield Fit("last position", lambda x: stop_positions(int(x)), slots, float(last), whole=True, source="there are")
     yield Fit("positions start again at", lambda x: again(int(x)), (*slots, last + 1.0), last + 1.0, whole=True,
               source="there are")  # fmt: skip
     far = sorted({*range(-64, 65), *(s * 2**n for n in range(7, 16) for s in (-1, 1)), *range(-last, last)} - {0})
     yield Fit(
-        "offset of positions", lambda x: shifted(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])), 0.0,
-        whole=True, source="it should be",
+        "offset of positions", lambda x: shift_positions(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])),
+        0.0, whole=True, source="it should be",
     )  # fmt: skip
 
 
-def _based(x: float, config: DecoderConfig, layer: int | None) -> dict[str, float]:
+def _base_fields(x: float, config: DecoderConfig, layer: int | None) -> dict[str, float]:
     return with_base(config, layer, x)
 
 
@@ -297,6 +307,6 @@ def _swish(beta: float) -> Form:
         def silu(y: Array) -> Array:
             return r.silu(y / beta)
 
-        return plain(o, replace(r, gate=gate, silu=silu))
+        return usual_form(o, replace(r, gate=gate, silu=silu))
 
     return form

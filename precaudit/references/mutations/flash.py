@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from precaudit.models.numpy_decoder.model import all_scores
-from precaudit.models.numpy_decoder.operators import Rule, in_blocks
+from precaudit.models.numpy_decoder.operators import AttentionRule, flash_attend
 from precaudit.models.numpy_decoder.rounding import Blocks, Cast, Rounding
 from precaudit.numbers.arrays import Array, identity
-from precaudit.references.mutations.forms import Inputs, grouped
+from precaudit.references.mutations.forms import Inputs, key_head_of
 from precaudit.schema.metrics.rows import unseen
 
 
@@ -28,12 +28,12 @@ class Flash:
     def __call__(self, o: Inputs, r: Rounding) -> Array:
         """Return attention's output [T, H, K]."""
         q, k, v = o.values
-        rule = Rule.of(o.config, o.layer)
+        rule = AttentionRule.of(o.config, o.layer)
         hidden = unseen(np.asarray(o.positions), len(k), rule.window)
         s = np.where(hidden, -np.inf, all_scores(q, k, rule, r))
         running, blocks = replace(r, running=self.total), Blocks(self.block, o.start)
-        heads = enumerate(grouped(o, q.shape[1]))
-        return np.stack([in_blocks(s[h], v[:, g], running, blocks, self.rescale) for h, g in heads], axis=1)
+        heads = enumerate(key_head_of(o, q.shape[1]))
+        return np.stack([flash_attend(s[h], v[:, g], running, blocks, self.rescale) for h, g in heads], axis=1)
 
 
 def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
@@ -47,7 +47,7 @@ def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
         yield f"{name} not rescaled", says, Flash(block=block, rescale=rescale)
 
 
-def unshifted(s: Array) -> Array:
+def without_shift(s: Array) -> Array:
     """Return softmax of float32 scores without their maximum: exp overflows above 88.7, where FP64 would not.
 
     XLA multiplies by the sum's reciprocal and flushes it to zero below the smallest normal number.
@@ -59,18 +59,20 @@ def unshifted(s: Array) -> Array:
 
 
 def narrow_softmax(
-    narrow: Callable[[Array], Array], total: Callable[[Array], Array], one_by_one: bool = False
+    narrow: Callable[[Array], Array], total: Callable[[Array], Array], one_by_one: bool = False, fused: bool = False
 ) -> Callable[..., Array]:
     """Return softmax whose shifted scores, exponentials and quotient are rounded by ``narrow``, sums by ``total``.
 
-    ``one_by_one``: after every term.
+    ``one_by_one``: after every term. ``fused``: sums are of exponentials before they are rounded, as XLA on a CPU adds
+    them up in the loop that makes them.
     """
 
     def softmax(s: Array) -> Array:
         s = narrow(s)
-        e = narrow(np.exp(narrow(s - s.max(axis=-1, keepdims=True))))
+        unrounded = np.exp(narrow(s - s.max(axis=-1, keepdims=True)))
+        e = narrow(unrounded)
         if not one_by_one:
-            return narrow(e / total(e.sum(axis=-1, keepdims=True)))
+            return narrow(e / total((unrounded if fused else e).sum(axis=-1, keepdims=True)))
         whole = np.zeros(e.shape[:-1])
         for i in range(e.shape[-1]):
             whole = total(whole + e[..., i])

@@ -15,7 +15,7 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.context import Context
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.models.numpy_decoder.operations import operations
-from precaudit.models.numpy_decoder.operators import Rule, attend
+from precaudit.models.numpy_decoder.operators import AttentionRule, attend
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array
 from precaudit.schema.graphs.decoder import POINTS
@@ -25,7 +25,7 @@ from precaudit.schema.metrics.rows import unseen
 Weight = Callable[[str], Array | None]
 
 
-def same(weight: Weight) -> Weight:
+def same_tensors(weight: Weight) -> Weight:
     """Return a layer's tensors as they are."""
     return weight
 
@@ -46,7 +46,7 @@ class Inputs:
     positions: Array
     values: tuple[Array, ...]
     last: tuple[Array, ...] = ()
-    tensors: Callable[[Weight], Weight] = same
+    tensors: Callable[[Weight], Weight] = same_tensors
     probs: Array | None = None
     lengths: Array | None = None
     start: int = 0
@@ -81,9 +81,9 @@ class Inputs:
 Form = Callable[[Inputs, Rounding], Array]
 
 
-def plain(o: Inputs, r: Rounding) -> Array:
+def usual_form(o: Inputs, r: Rounding) -> Array:
     """Return the operation as it should be."""
-    rule = Rule.of(o.config, o.layer)
+    rule = AttentionRule.of(o.config, o.layer)
     if o.row.kind == "score":
         return all_scores(o.values[0], o.values[1], rule, r)
     if o.row.kind == "softmax":
@@ -92,14 +92,14 @@ def plain(o: Inputs, r: Rounding) -> Array:
         q, k, v = o.values
         if o.probs is None:
             return attention(q, k, v, o.positions, rule, r)
-        pairs = zip(o.probs, grouped(o, q.shape[1]), strict=True)
+        pairs = zip(o.probs, key_head_of(o, q.shape[1]), strict=True)
         return np.stack([r.attn_out(r.dot(p[:, : len(v)], v[:, g])) for p, g in pairs], axis=1)
     if o.row.kind == "head":
         return o.model.logits(o.values[0], [r])[0]
     return o.model.apply(o.point, o.context(r), o.values)
 
 
-def made(form: Form, o: Inputs, r: Rounding) -> Array:
+def evaluate_form(form: Form, o: Inputs, r: Rounding) -> Array:
     """Return what a form makes of all rows; the last one may have read other keys."""
     out = form(replace(o, last=()), r)
     if o.last:
@@ -108,7 +108,7 @@ def made(form: Form, o: Inputs, r: Rounding) -> Array:
     return out
 
 
-def configured(change: Callable[[DecoderConfig, int | None], dict[str, Any]], then: Form = plain) -> Form:
+def with_config(change: Callable[[DecoderConfig, int | None], dict[str, Any]], then: Form = usual_form) -> Form:
     """Return the operation under a configuration with ``change(config, layer)`` replaced."""
 
     def form(o: Inputs, r: Rounding) -> Array:
@@ -120,39 +120,39 @@ def configured(change: Callable[[DecoderConfig, int | None], dict[str, Any]], th
 
 def constant(**fields: Any) -> Form:
     """Return the operation under a configuration with these fields."""
-    return configured(lambda *_: fields)
+    return with_config(lambda *_: fields)
 
 
-def holding(tensors: Callable[[Weight], Weight], then: Form = plain) -> Form:
+def with_tensors(tensors: Callable[[Weight], Weight], then: Form = usual_form) -> Form:
     """Return the operation with other tensors in the layer."""
     return lambda o, r: then(replace(o, tensors=lambda weight: tensors(o.tensors(weight))), r)
 
 
-def fed(values: Callable[[Inputs], tuple[Array, ...]], then: Form = plain) -> Form:
+def on_inputs(values: Callable[[Inputs], tuple[Array, ...]], then: Form = usual_form) -> Form:
     """Return the operation on other inputs."""
     return lambda o, r: then(replace(o, values=values(o)), r)
 
 
-def moved(positions: Callable[[Array], Array], then: Form = plain) -> Form:
+def at_positions(positions: Callable[[Array], Array], then: Form = usual_form) -> Form:
     """Return the operation at other positions: those RoPE turns by, or those the mask goes by."""
     return lambda o, r: then(replace(o, positions=positions(o.positions)), r)
 
 
-def grouped(o: Inputs, heads: int) -> Array:
+def key_head_of(o: Inputs, heads: int) -> Array:
     """Return which key head [H] every query head reads."""
     return np.arange(heads) // (heads // o.values[1].shape[1])
 
 
-def rescored(change: Callable[[Inputs, Array], Array]) -> Form:
+def on_scores(change: Callable[[Inputs, Array], Array]) -> Form:
     """Return probabilities or attention's output with the scores [H, T, S] changed before softmax."""
 
     def form(o: Inputs, r: Rounding) -> Array:
         if o.row.kind == "softmax":
-            return plain(replace(o, values=(change(o, o.values[0]),)), r)
+            return usual_form(replace(o, values=(change(o, o.values[0]),)), r)
         q, k, v = o.values
-        rule = Rule.of(o.config, o.layer)
+        rule = AttentionRule.of(o.config, o.layer)
         s = change(o, all_scores(q, k, rule, r))
-        heads = enumerate(grouped(o, q.shape[1]))
+        heads = enumerate(key_head_of(o, q.shape[1]))
         return np.stack([attend(s[h], v[:, g], o.positions, rule.window, r) for h, g in heads], axis=1)
 
     return form
@@ -177,19 +177,19 @@ def weighted_by(weights: Weights) -> Form:
     def form(o: Inputs, r: Rounding) -> Array:
         s = o.values[0]
         if o.row.kind != "softmax":
-            s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
+            s = all_scores(s, o.values[1], AttentionRule.of(o.config, o.layer), r)
         hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
         with np.errstate(all="ignore"):
             p = r.probs(weights(s, hidden))
         if o.row.kind == "softmax":
             return p
-        groups = enumerate(grouped(o, len(p)))
+        groups = enumerate(key_head_of(o, len(p)))
         return np.stack([r.attn_out(r.dot(p[h], o.values[2][:, g])) for h, g in groups], axis=1)
 
     return form
 
 
-def finished(change: Callable[[Array], Array], twice: bool = False, then: Form = plain) -> Form:
+def on_result(change: Callable[[Array], Array], twice: bool = False, then: Form = usual_form) -> Form:
     """Return the operation with its result changed before it is stored; ``twice``: it was rounded once before."""
 
     def form(o: Inputs, r: Rounding) -> Array:
@@ -201,13 +201,13 @@ def finished(change: Callable[[Array], Array], twice: bool = False, then: Form =
     return form
 
 
-def hooked(place: str, change: Callable[[Array], Array]) -> Form:
+def at_place(place: str, change: Callable[[Array], Array]) -> Form:
     """Return the operation with what a place gives changed."""
 
     def form(o: Inputs, r: Rounding) -> Array:
         usual = getattr(r, place)
         changed: dict[str, Any] = {place: lambda x: change(usual(x))}
-        return plain(o, replace(r, **changed))
+        return usual_form(o, replace(r, **changed))
 
     return form
 
@@ -222,7 +222,7 @@ def normalising(scale: Callable[[Array, float, int], Array]) -> Form:
             with np.errstate(all="ignore"):
                 return r.norm_scale(scale(np.maximum(found**-2.0 - eps, 0.0), eps, width))
 
-        return plain(o, replace(r, norm_scale=place))
+        return usual_form(o, replace(r, norm_scale=place))
 
     return form
 
@@ -247,7 +247,7 @@ def normalised_by(scale: Callable[[Array, float], Array]) -> Form:
     return form
 
 
-def quantised(bits: int) -> Callable[[Array], Array]:
+def quantiser(bits: int) -> Callable[[Array], Array]:
     """Return symmetric integer quantisation of rows [..., K] with one scale each, max|x| / (2^(bits−1) − 1)."""
     most = 2 ** (bits - 1) - 1
 

@@ -10,7 +10,7 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array, identity, rounder
 from precaudit.numbers.formats import INTEGERS, Integers
 from precaudit.numbers.integers import ROWS, dequantise, quantise
-from precaudit.references.mutations.forms import Form, Weight, holding, quantised
+from precaudit.references.mutations.forms import Form, Weight, quantiser, with_tensors
 from precaudit.references.mutations.variants import Variant, at
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.policies import Policy
@@ -28,17 +28,19 @@ def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
     to = INTEGERS[policy.weights]
     for zero in (1, -1):
         says = f"integers of weights are read off by {zero:+d}"
-        yield _held(f"zero-point of weights off by {zero:+d}", says, to, partial(_moved, zero))
+        yield _integer_variant(f"zero-point of weights off by {zero:+d}", says, to, partial(_add_zero_point, zero))
     for name, says, values in (
         ("integers one nearer to zero", "every integer of weights is read one nearer to zero", _nearer),
         ("integers exchanged in pairs", "integers 2i and 2i + 1 of a row stand in each other's place", _in_pairs),
     ):
-        yield _held(name, says, to, values, last=True)
+        yield _integer_variant(name, says, to, values, last=True)
     says = "integers of weights are read without their sign"
-    yield _held("integers without sign", says, to, partial(_unsigned, to.bits), last=True)
+    yield _integer_variant("integers without sign", says, to, partial(_drop_sign, to.bits), last=True)
     yield from _scales(to, config)
     for name in ("bfloat16", "float16"):
-        yield _held(f"scales of weights in {name}", f"scales are rounded to {name}", to, partial(_narrow, name))
+        yield _integer_variant(
+            f"scales of weights in {name}", f"scales are rounded to {name}", to, partial(_narrow, name)
+        )
     if policy.projection_inputs == "int8":
         yield Variant("inputs not quantised", "quantisation", "products read activations", change=at(operand=identity))
         says = "what is multiplied has one scale for all tokens"
@@ -51,21 +53,23 @@ def _scales(to: Integers, config: DecoderConfig) -> Iterator[Variant]:
     if to.group is not None and widest > to.group:
         for by in (1, -1):
             says = f"scales of weights are those of the group {'before' if by > 0 else 'after'}"
-            yield _held(f"group scales shifted by {by:+d}", says, to, partial(_shifted, by))
+            yield _integer_variant(f"group scales shifted by {by:+d}", says, to, partial(_roll_scales, by))
         says = "every group of weights has the scale of the first"
-        yield _held("scales of the first group", says, to, _of_first, last=True)
+        yield _integer_variant("scales of the first group", says, to, _of_first, last=True)
     for by in (1, -1):
         says = f"scales of weights are those of the output channel {'before' if by > 0 else 'after'}"
-        yield _held(f"channel scales shifted by {by:+d}", says, to, partial(_shifted, by, axis=1), last=True)
+        yield _integer_variant(
+            f"channel scales shifted by {by:+d}", says, to, partial(_roll_scales, by, axis=1), last=True
+        )
     for name, says, change in (
         ("largest scale for all", "all weights have the largest of the scales", _largest),
         ("first scale for all", "all weights have the scale of the first output channel", _first_channel),
         ("scales left out", "integers of weights are not multiplied by their scales", np.ones_like),
     ):
-        yield _held(name, says, to, partial(_rescaled, change), last=True)
+        yield _integer_variant(name, says, to, partial(_change_scales, change), last=True)
 
 
-def clipped(to: Integers, most: float) -> Form:
+def clip_integers(to: Integers, most: float) -> Form:
     """Return the operation with integers of weights of at most ``most`` in size."""
     return _holding(to, lambda values, scales: (values.clip(-most, most), scales))
 
@@ -74,21 +78,21 @@ def _not_announced(policy: Policy) -> Iterator[Variant]:
     """Yield weights with a scale an output channel, and inputs with one a token, in integers that nothing announces."""
     for bits in (8, 4):
         says = f"weights are quantised to {bits} bits, one scale an output channel"
-        yield Variant(f"weights in int{bits}", "quantisation", says, holding(partial(_in_bits, bits)))
+        yield Variant(f"weights in int{bits}", "quantisation", says, with_tensors(partial(_in_bits, bits)))
         if policy.projection_inputs != "int8":
             says = f"what is multiplied is quantised to {bits} bits, one scale a token"
-            yield Variant(f"inputs in int{bits}", "quantisation", says, change=at(operand=quantised(bits)))
+            yield Variant(f"inputs in int{bits}", "quantisation", says, change=at(operand=quantiser(bits)))
 
 
 def _in_bits(bits: int, weight: Weight) -> Weight:
-    def found(name: str) -> Array | None:
+    def lookup(name: str) -> Array | None:
         w = weight(name)
-        return w if w is None or not name.endswith(PROJECTIONS) else quantised(bits)(w)
+        return w if w is None or not name.endswith(PROJECTIONS) else quantiser(bits)(w)
 
-    return found
+    return lookup
 
 
-def _held(name: str, says: str, to: Integers, change: Held, last: bool = False) -> Variant:
+def _integer_variant(name: str, says: str, to: Integers, change: Held, last: bool = False) -> Variant:
     return Variant(name, "quantisation", says, _holding(to, change), last=last)
 
 
@@ -96,18 +100,18 @@ def _holding(to: Integers, change: Held) -> Form:
     """Return the operation with other integers and scales; those of scale · integer are the integers and the scale."""
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             w = weight(name)
             if w is None or not name.endswith(PROJECTIONS):
                 return w
             return dequantise(*change(*quantise(w, to)), w.shape[1])
 
-        return found
+        return lookup
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
-def _moved(zero: int, values: Array, scales: Array) -> tuple[Array, Array]:
+def _add_zero_point(zero: int, values: Array, scales: Array) -> tuple[Array, Array]:
     return values.astype(np.int16) + zero, scales
 
 
@@ -122,7 +126,7 @@ def _in_pairs(values: Array, scales: Array) -> tuple[Array, Array]:
     return values.reshape(*values.shape[:-1], -1, 2)[..., ::-1].reshape(values.shape), scales
 
 
-def _shifted(by: int, values: Array, scales: Array, axis: int = 0) -> tuple[Array, Array]:
+def _roll_scales(by: int, values: Array, scales: Array, axis: int = 0) -> tuple[Array, Array]:
     return values, np.roll(scales, by, axis=axis)
 
 
@@ -130,7 +134,7 @@ def _of_first(values: Array, scales: Array) -> tuple[Array, Array]:
     return values, np.broadcast_to(scales[:1], scales.shape)
 
 
-def _rescaled(change: Callable[[Array], Array], values: Array, scales: Array) -> tuple[Array, Array]:
+def _change_scales(change: Callable[[Array], Array], values: Array, scales: Array) -> tuple[Array, Array]:
     return values, change(scales)
 
 
@@ -142,7 +146,7 @@ def _first_channel(scales: Array) -> Array:
     return np.broadcast_to(scales[:, :1], scales.shape)
 
 
-def _unsigned(bits: int, values: Array, scales: Array) -> tuple[Array, Array]:
+def _drop_sign(bits: int, values: Array, scales: Array) -> tuple[Array, Array]:
     """Return integers of two's complement read without their sign."""
     wide = values.astype(np.int16)
     return np.where(wide < 0, wide + 2**bits, wide), scales

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 
 from precaudit.models.numpy_decoder.model import all_probs, all_scores
-from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
-from precaudit.references.mutations.forms import Form, Inputs, fed, grouped, rescored
+from precaudit.references.mutations.forms import Form, Inputs, key_head_of, on_inputs, on_scores
 from precaudit.references.mutations.variants import Variant
 
 
@@ -31,7 +31,7 @@ def missing_keys(o: Inputs, candidate: Array, emulated: Array) -> Iterator[Varia
 
 def unseen_key(key: int) -> Form:
     """Return probabilities or attention's output without a key."""
-    return rescored(partial(_hide, key))
+    return on_scores(partial(_hide, key))
 
 
 def _hide(key: int, _o: Inputs, s: Array) -> Array:
@@ -49,7 +49,7 @@ def valueless(key: int) -> Form:
         v[key] = 0.0
         return q, k, v
 
-    return fed(values)
+    return on_inputs(values)
 
 
 def _best(o: Inputs, left: Array) -> dict[str, int]:
@@ -59,13 +59,13 @@ def _best(o: Inputs, left: Array) -> dict[str, int]:
     ‖D‖² − 2⟨D, d⟩ + ‖d‖², without ‖D‖² summed over heads for every s.
     """
     q, k, v = o.values
-    rule = Rule.of(o.config, o.layer)
+    rule = AttentionRule.of(o.config, o.layer)
     p = o.probs
     if p is None:
         p = all_probs(all_scores(q, k, rule, FP64), np.asarray(o.positions), rule.window, FP64)
     dropped, hidden = np.zeros(len(k)), np.zeros(len(k))
     clean = np.where(np.isfinite(left), left, 0.0)
-    for h, g in enumerate(grouped(o, q.shape[1])):
+    for h, g in enumerate(key_head_of(o, q.shape[1])):
         d, y, vs = clean[:, h], p[h] @ v[:, g], v[:, g]
         by_value, sizes = d @ vs.T, (vs * vs).sum(axis=1)
         dropped += (2 * p[h] * by_value + p[h] ** 2 * sizes).sum(axis=0)

@@ -13,13 +13,13 @@ from precaudit.references.mutations.forms import (
     Form,
     Inputs,
     Weight,
-    configured,
     constant,
-    fed,
-    holding,
     normalised_by,
     normalising,
-    plain,
+    on_inputs,
+    usual_form,
+    with_config,
+    with_tensors,
 )
 from precaudit.references.mutations.variants import NARROW, Variant, roundings_of
 from precaudit.schema.graphs.point import Point
@@ -42,7 +42,7 @@ def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         yield semantics("1 not added", says="1 is not added to the norm's weight", form=constant(norm_offset=0.0))
     yield semantics(
         "weight plus one", says="1 is added to the weight",
-        form=configured(lambda c, _layer: {"norm_offset": c.norm_offset + 1.0}),
+        form=with_config(lambda c, _layer: {"norm_offset": c.norm_offset + 1.0}),
     )  # fmt: skip
     for narrow in NARROW:
         yield Variant(f"norm in {narrow}", "format", f"the norm is computed in {narrow}", _narrow(narrow, row))
@@ -135,22 +135,22 @@ def _means(row: Point) -> Iterator[Variant]:
         says = f"each of {half} parts of a row is normalised by itself"
         yield semantics(f"norm of {half} parts", says=says, form=partial(_in_parts, half), last=True)
     yield semantics("norm twice", says="the norm is applied twice", form=_twice, last=True)
-    yield semantics("centred", says="the mean is removed, as layer norm does", form=fed(_centred))
+    yield semantics("centred", says="the mean is removed, as layer norm does", form=on_inputs(_centre))
 
 
 def _in_parts(count: int, o: Inputs, r: Rounding) -> Array:
     """Return a norm of each of the parts of a row by itself: of the row over its part's root mean square."""
     x, e = o.values[0], o.config.norm_eps
     if x.shape[-1] % count:
-        return plain(o, r)
+        return usual_form(o, r)
     parts = x.reshape(len(x), count, -1)
     own = 1 / np.sqrt((parts**2).mean(axis=-1, keepdims=True) + e)
     alike = (parts * own).reshape(x.shape)
-    return plain(replace(o, values=(alike,)), replace(r, norm_scale=np.ones_like))
+    return usual_form(replace(o, values=(alike,)), replace(r, norm_scale=np.ones_like))
 
 
 def _twice(o: Inputs, r: Rounding) -> Array:
-    return plain(replace(o, values=(plain(o, r),)), r)
+    return usual_form(replace(o, values=(usual_form(o, r),)), r)
 
 
 def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
@@ -165,21 +165,21 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         "weight shifted by minus one": ("every channel has the weight of the next", partial(np.roll, shift=-1)),
     }  # fmt: skip
     for cause, (says, change) in ways.items():
-        yield semantics(cause, says=says, form=_weighted(name, change), last=True)
+        yield semantics(cause, says=says, form=_change_weight(name, change), last=True)
     for narrow in NARROW if config.norm_offset == 0.0 else ():
-        form = _weighted(name, partial(_squared, rounder(narrow)))
+        form = _change_weight(name, partial(_square_weight, rounder(narrow)))
         says = f"the weight is multiplied twice, and its square held in {narrow}"
         yield semantics(f"weight twice in {narrow}", says=says, form=form, last=True)
     for narrow in NARROW:
         rounds = rounder(narrow)
         yield Variant(
             f"weight less 1 in {narrow}", "format", f"the weight is held less 1 in {narrow}, and 1 is added",
-            _weighted(name, partial(_less_one, rounds)), last=True,
+            _change_weight(name, partial(_less_one, rounds)), last=True,
         )  # fmt: skip
     if config.norm_offset == 0.0:
         for narrow in NARROW:
             says = f"1 is added to the weight, in {narrow}"
-            form = _weighted(name, partial(_plus_one, rounder(narrow)))
+            form = _change_weight(name, partial(_plus_one, rounder(narrow)))
             yield semantics(f"weight plus one in {narrow}", says=says, form=form, last=True)
     yield semantics(
         "weight before the mean", says="the weight is multiplied before the mean is taken", form=_before_mean(name),
@@ -191,7 +191,7 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
             yield semantics(f"weight of {other}", says=says, form=_of_norm(name, other), last=True)
 
 
-def _squared(rounds: Callable[[Array], Array], w: Array) -> Array:
+def _square_weight(rounds: Callable[[Array], Array], w: Array) -> Array:
     return rounds(w * w)
 
 
@@ -203,24 +203,24 @@ def _less_one(rounds: Callable[[Array], Array], w: Array) -> Array:
     return rounds(rounds(w - 1) + 1)
 
 
-def _weighted(norm: str, change: Callable[[Array], Array]) -> Form:
+def _change_weight(norm: str, change: Callable[[Array], Array]) -> Form:
     """Return the operation with another weight of a norm."""
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             x = weight(name)
             return x if x is None or name.removesuffix(".weight") != norm else change(x)
 
-        return found
+        return lookup
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
 def _before_mean(norm: str) -> Form:
     def form(o: Inputs, r: Rounding) -> Array:
         w = o.context(r).weight(f"{norm}.weight")
         if w is None:
-            return plain(o, r)
+            return usual_form(o, r)
         return without_weight(norm)(replace(o, values=(o.values[0] * (w + o.config.norm_offset),)), r)
 
     return form
@@ -230,7 +230,7 @@ def _of_norm(norm: str, other: str) -> Form:
     def tensors(weight: Weight) -> Weight:
         return lambda name: weight(f"{other}.weight" if name.removesuffix(".weight") == norm else name)
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
 def _none(m: Array, _e: float, _width: int) -> Array:
@@ -241,7 +241,7 @@ def _mean_over(by: int, m: Array, e: float, width: int) -> Array:
     return np.asarray(1 / np.sqrt(m * width / (width + by) + e))
 
 
-def _centred(o: Inputs) -> tuple[Array, ...]:
+def _centre(o: Inputs) -> tuple[Array, ...]:
     return tuple(x - x.mean(axis=-1, keepdims=True) for x in o.values)
 
 
@@ -250,14 +250,14 @@ def without_weight(norm: str) -> Form:
 
     def form(o: Inputs, r: Rounding) -> Array:
         def tensors(weight: Weight) -> Weight:
-            def found(name: str) -> Array | None:
+            def lookup(name: str) -> Array | None:
                 x = weight(name)
                 left_out = x is not None and name.removesuffix(".weight") == norm
                 return np.full_like(x, 1.0 - o.config.norm_offset) if left_out else x
 
-            return found
+            return lookup
 
-        return holding(tensors)(o, r)
+        return with_tensors(tensors)(o, r)
 
     return form
 

@@ -16,7 +16,7 @@ CLOSE = 0.03  # badness more that it may have instead
 ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
 
 
-def numbers(part: Bench, floor: float, policy: Policy, last: bool = False) -> Iterator[Tried]:
+def fitted_numbers(part: Bench, floor: float, policy: Policy, last: bool = False) -> Iterator[Tried]:
     """Yield formulas with the number that fits best; fitted without rounding, where what is left is smooth.
 
     ``last``: those that are looked for last, instead of the others.
@@ -36,19 +36,19 @@ def _rounder(part: Bench, fit: Fit, x: float, exact: float, floor: float) -> Tri
     with all its digits. It and values known for it are tried where x, with as few digits as its errors allow, does not
     close.
     """
-    best = part.tried(fit.variant(x), floor)
+    best = part.try_variant(fit.variant(x), floor)
     near = [value for _, value in fit.known if abs(x - value) <= NEAR * abs(value)]
     for other in (*near, exact) if not best.closes and not fit.whole and best.explained > floor else ():
-        best = max(best, part.tried(fit.variant(other), floor), key=lambda t: (t.closes, t.explained))
+        best = max(best, part.try_variant(fit.variant(other), floor), key=lambda t: (t.closes, t.explained))
     for digits in range(5) if best.badness <= NEARLY and not fit.whole else ():
-        short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
+        short = part.try_variant(fit.variant(float(f"{x:.{digits}e}")), floor)
         alike = 1 - short.explained <= (1 + ALIKE) * (1 - best.explained)
         if short.closes and (alike or short.badness <= best.badness + CLOSE):
             return short
     return best
 
 
-def fitted(part: Bench, fit: Fit) -> float | None:
+def fit_number(part: Bench, fit: Fit) -> float | None:
     """Return the number that leaves least without rounding; None where every number leaves what is not finite."""
     found = _nearest(part, fit)
     return None if found is None else found[0]

@@ -10,7 +10,7 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.rounding import FP64, Cast, Rounding
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.formats import EIGHT_BITS, FORMATS, INTEGERS
-from precaudit.references.mutations.forms import Form, Inputs, Weight, holding, hooked, plain
+from precaudit.references.mutations.forms import Form, Inputs, Weight, at_place, usual_form, with_tensors
 from precaudit.references.mutations.storing import FEW, to_bits
 from precaudit.references.mutations.variants import NARROW, Variant, at
 from precaudit.schema.graphs.point import Point
@@ -38,7 +38,7 @@ def integers(bits: int, axis: int | None) -> Cast:
     return change
 
 
-def grouped(bits: int, size: int) -> Cast:
+def grouped_cast(bits: int, size: int) -> Cast:
     """Return quantisation with a scale for every ``size`` columns; as by row where they do not divide."""
 
     def change(x: Array) -> Array:
@@ -49,28 +49,28 @@ def grouped(bits: int, size: int) -> Cast:
     return change
 
 
-def reading(change: Cast, then: Form = plain) -> Form:
+def reading(change: Cast, then: Form = usual_form) -> Form:
     """Return the operation with other matrices [N, in]: a layer's, or that of logits."""
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             w = weight(name)
             return w if w is None or w.ndim != 2 else change(w)
 
-        return found
+        return lookup
 
-    inside = holding(tensors, then)
+    inside = with_tensors(tensors, then)
 
     def form(o: Inputs, r: Rounding) -> Array:
         if o.row.kind != "head":
             return inside(o, r)
         model = o.model
 
-        def read(name: str) -> Array:
+        def read_changed(name: str) -> Array:
             w = np.asarray(model.read(name)).astype(np.float64)
             return change(w) if w.ndim == 2 else w
 
-        return then(replace(o, model=replace(model, read=read, _layer=None, _held={})), r)
+        return then(replace(o, model=replace(model, read=read_changed, _layer=None, _held={})), r)
 
     return form
 
@@ -106,10 +106,10 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
     widths = (config.width, config.heads * config.head_dim, config.mlp_width)
     for size in (n for n in (32, 128) if all(n < w and w % n == 0 for w in widths)):
         says = f"weights are quantised to 4 bits, a scale for {size} columns"
-        yield _weights(f"weights in int4, groups of {size}", says, grouped(4, size), "quantisation")
+        yield _weights(f"weights in int4, groups of {size}", says, grouped_cast(4, size), "quantisation")
         if policy.activations != "float32":
             says = f"{says}, and held as {policy.activations}"
-            held = partial(_then, grouped(4, size), stored)
+            held = partial(_then, grouped_cast(4, size), stored)
             yield _weights(f"weights in int4, groups of {size}, held", says, held, "quantisation")
     narrower = [n for n in (*NARROW, *EIGHT_BITS) if FORMATS[n].precision < FORMATS[policy.activations].precision]
     casts = {name: rounder(name) for name in narrower}
@@ -134,13 +134,13 @@ def _weights(name: str, says: str, cast: Cast, kind: str) -> Variant:
 
 
 def _inputs(name: str, says: str, cast: Cast, kind: str) -> Variant:
-    return Variant(name, kind, says, plain, at(operand=cast), last=True)  # type: ignore[arg-type]
+    return Variant(name, kind, says, usual_form, at(operand=cast), last=True)  # type: ignore[arg-type]
 
 
 def _layouts(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     """Yield matrices whose rows and columns lie otherwise, or are not all there."""
     ways: dict[str, tuple[str, Cast]] = {
-        "weights transposed": ("matrices are read transposed", _transposed),
+        "weights transposed": ("matrices are read transposed", _transpose),
         "weights negated": ("matrices have the other sign", np.negative),
         "halves of rows exchanged": ("the halves of a matrix's rows are exchanged", partial(_halves, axis=0)),
         "halves of columns exchanged": ("the halves of a matrix's columns are exchanged", partial(_halves, axis=1)),
@@ -148,7 +148,7 @@ def _layouts(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         "first half of the sum left out": ("the first half of a matrix's columns is left out", partial(_half, 0)),
         "rows shifted by one": ("a matrix's rows are those before", partial(np.roll, shift=1, axis=0)),
         "rows shifted by minus one": ("a matrix's rows are those after", partial(np.roll, shift=-1, axis=0)),
-        "columns reversed": ("a matrix's columns are in reverse order", _reversed),
+        "columns reversed": ("a matrix's columns are in reverse order", _reverse),
     }  # fmt: skip
     if row.axes in ("THK", "TGK"):
         says = "rows of a matrix lie in the order [K, H] in place of [H, K]"
@@ -158,7 +158,9 @@ def _layouts(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     for name, (says, change) in ways.items():
         yield semantics(name, says=says, form=reading(change))
     for one, two in (("q_proj", "k_proj"), ("k_proj", "v_proj"), ("q_proj", "o_proj"), ("gate_proj", "up_proj")):
-        yield semantics(f"{one} and {two} exchanged", says=f"{one} and {two} are exchanged", form=_exchanged(one, two))
+        yield semantics(
+            f"{one} and {two} exchanged", says=f"{one} and {two} are exchanged", form=_exchange_tensors(one, two)
+        )
 
 
 def _then(first: Cast, second: Cast, w: Array) -> Array:
@@ -173,11 +175,11 @@ def _by_dimensions(size: int, w: Array) -> Array:
     return w.reshape(-1, size, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
 
 
-def _transposed(w: Array) -> Array:
+def _transpose(w: Array) -> Array:
     return w.T if w.shape[0] == w.shape[1] else w
 
 
-def _reversed(w: Array) -> Array:
+def _reverse(w: Array) -> Array:
     return w[:, ::-1]
 
 
@@ -192,19 +194,19 @@ def _half(which: int, w: Array) -> Array:
     return out
 
 
-def _exchanged(one: str, two: str) -> Form:
+def _exchange_tensors(one: str, two: str) -> Form:
     """Return the operation with two tensors of one shape exchanged, as it is where they have not one."""
     names = {one: two, two: one}
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             own = weight(name)
             other = weight(".".join(names.get(part, part) for part in name.split(".")))
             return other if own is not None and other is not None and own.shape == other.shape else own
 
-        return found
+        return lookup
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
 def scaled_weights(factor: float, dtype: str) -> Form:
@@ -233,7 +235,7 @@ def single_weights(o: Inputs, left: Array) -> Iterator[Variant]:
         gain = 2 * ((x.T @ d) * w.T).sum(axis=1) + (x * x).sum(axis=0) * (w * w).sum(axis=0)
         j = int(np.argmin(gain))
         says = f"column {j} of the matrix is zero: input channel {j}"
-        yield semantics(f"weights of input {j} zeroed", says=says, form=hooked("operand", partial(_without, j)),
+        yield semantics(f"weights of input {j} zeroed", says=says, form=at_place("operand", partial(_without, j)),
                         fitted=True)  # fmt: skip
         n = int(np.argmax(power))
         along = x.T @ d[:, n]
@@ -257,15 +259,15 @@ def _matrices(o: Inputs) -> list[Array]:
     read: dict[str, Array] = {}
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             w = weight(name)
             if w is not None and w.ndim == 2:
                 read[name] = w
             return w
 
-        return found
+        return lookup
 
-    holding(tensors)(replace(o, last=()), FP64)
+    with_tensors(tensors)(replace(o, last=()), FP64)
     return list(read.values())
 
 

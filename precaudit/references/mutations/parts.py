@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.references.mutations.forms import finished
+from precaudit.references.mutations.forms import on_result
 from precaudit.references.mutations.variants import Variant
 from precaudit.schema.places import spans
 
@@ -21,7 +21,7 @@ AXES = {"head": (0, 2), "channel": (0,), "token": (1, 2)}  # summed over, of [T,
 
 
 @dataclass(frozen=True)
-class Scaled:
+class SliceFactors:
     """A slice's factors [broadcast to T, H, K] on what it should be, and how it is told.
 
     ``many``: each slice has one of its own.
@@ -48,20 +48,20 @@ def scaled_parts(
     part lacks is at keys that are not recorded, such as padding: a factor below 1 describes it and is no cause.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        yield from _held(at, axes, candidate, emulated, roundoff)
+        yield from _constant_slices(at, axes, candidate, emulated, roundoff)
         for part in _parts(at, axes, candidate, emulated, roundoff):
             for twice in (True, False):
-                form = finished(partial(_times, part.factors, axes), twice)
+                form = on_result(partial(_times, part.factors, axes), twice)
                 yield Variant(
                     part.name, "semantics", part.says, form, fitted=True, carries="token" not in part.name,
                     describes=part.many or (shares and part.lacks),
                 )  # fmt: skip
         yield from _shifted_slices(at, axes, candidate, emulated, roundoff)
-    yield from _clipped(candidate, emulated)
+    yield from _clip(candidate, emulated)
     yield from _smallest(candidate)
-    yield from _dropped(axes, candidate, emulated)
+    yield from _dropout(axes, candidate, emulated)
     shown = np.ones(candidate.shape, bool) if hidden is None else ~np.broadcast_to(hidden, candidate.shape)
-    yield from _shifted(candidate[shown], emulated[shown], roundoff)
+    yield from _add_number(candidate[shown], emulated[shown], roundoff)
 
 
 def _own(values: Array, axes: str, out: Array) -> Array:
@@ -85,9 +85,9 @@ def _at(where: Array, value: float, axes: str, out: Array) -> Array:
     return np.where(_own(where, axes, out), value, out)
 
 
-def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Scaled]:
+def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[SliceFactors]:
     for x in _factors(c, y, roundoff):
-        yield Scaled(f"× {x:g}", f"the result is multiplied by {x:g}", np.full((1, 1, 1), x))
+        yield SliceFactors(f"× {x:g}", f"the result is multiplied by {x:g}", np.full((1, 1, 1), x))
     whole = next(iter(_factors(c, y, roundoff)), float("nan"))
     for scope, over in _scopes(c, axes):
         power = (y * y).sum(axis=over, keepdims=True)
@@ -101,7 +101,7 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
             says = f"every {scope} has a factor of its own, {low:.4g} to {high:.4g}"
             if np.isfinite(whole) and high - low <= ALIKE * abs(whole - 1):
                 says = f"{scope}s differ by {low:.4g} to {high:.4g}, all alike: × {whole:.5g}"
-            yield Scaled(f"{scope}s scaled", says, factors, many=True)
+            yield SliceFactors(f"{scope}s scaled", says, factors, many=True)
 
 
 def _scopes(c: Array, axes: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -148,7 +148,7 @@ def _shortest(x: float, near: float) -> float:
     return next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s != 1), x)
 
 
-def _told(scope: str, at: Array, hit: Array) -> str:
+def _slices_text(scope: str, at: Array, hit: Array) -> str:
     """Return which slices these are, in words: by number where they are few or stand together."""
     which = np.flatnonzero(hit.reshape(-1))
     index = [int(at[i]) for i in which] if scope == "token" else [int(i) for i in which]
@@ -156,10 +156,12 @@ def _told(scope: str, at: Array, hit: Array) -> str:
     return f"{scope}{'s' if len(index) > 1 else ''} {spans(tuple(index))}" if few else f"{len(index)} {scope}s"
 
 
-def _some(scope: str, at: Array, hit: Array, factors: Array, ones: Iterator[float], each: int) -> Iterator[Scaled]:
+def _some(
+    scope: str, at: Array, hit: Array, factors: Array, ones: Iterator[float], each: int
+) -> Iterator[SliceFactors]:
     """Yield the slices that are hit, under one factor if theirs agree; ``each``: elements of one."""
     found = factors[hit]
-    count, named = len(found), _told(scope, at, hit)
+    count, named = len(found), _slices_text(scope, at, hit)
     if count * each < FEWEST:
         return
     middle = float(np.median(found))
@@ -167,11 +169,11 @@ def _some(scope: str, at: Array, hit: Array, factors: Array, ones: Iterator[floa
         for x in (0.0,) if abs(middle) <= 1e-6 else ones:
             told = "zeroed" if x == 0 else f"× {x:g}"
             says = f"{named} {'is' if count == 1 else 'are'} {'zero' if x == 0 else f'multiplied by {x:g}'}"
-            yield Scaled(f"{named} {told}", says, np.where(hit, x, 1.0))
+            yield SliceFactors(f"{named} {told}", says, np.where(hit, x, 1.0))
     if count > 1:
         low, high = float(found.min()), float(found.max())
         says = f"{named}: each is multiplied by a factor of its own, {low:.4g} to {high:.4g}"
-        yield Scaled(f"{named} scaled", says, np.where(hit, factors, 1.0), many=True)
+        yield SliceFactors(f"{named} scaled", says, np.where(hit, factors, 1.0), many=True)
 
 
 def _shifted_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
@@ -183,13 +185,13 @@ def _shifted_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -
             enough = len(found) * (c.size // hit.size) >= FEWEST
             if enough and np.isfinite(x) and x and np.ptp(found) <= ALIKE * abs(x):
                 x = next(s for d in range(17) if abs((s := float(f"{x:.{d}e}")) - x) <= roundoff * abs(x))
-                told = _told(scope, at, hit)
-                form = finished(partial(_plus, np.where(hit, x, 0.0), axes))
+                told = _slices_text(scope, at, hit)
+                form = on_result(partial(_plus, np.where(hit, x, 0.0), axes))
                 yield Variant(f"{x:+g} in {told}", "semantics", f"{x:g} is added in {told}", form, fitted=True,
                               carries=scope != "token")  # fmt: skip
 
 
-def _held(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
+def _constant_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     """Yield the operation with the slices that hold one number everywhere, and should not, at that number.
 
     A slice of one element holds one always: it is told where it is the only one that is hit.
@@ -201,21 +203,21 @@ def _held(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator
         for hit in hits:
             values = np.unique(low[hit])
             if len(values) == 1 and (hit.sum() == 1 if single else hit.sum() < hit.size):
-                x, told = float(values[0]), _told(scope, at, hit)
+                x, told = float(values[0]), _slices_text(scope, at, hit)
                 is_ = f"{told} {'is' if hit.sum() == 1 else 'are'} {'zero' if x == 0 else f'{x:g}'}"
                 name = f"{told} zeroed" if x == 0 else f"{told} at {x:g}"
-                form = finished(partial(_at, np.broadcast_to(hit, c.shape), x, axes))
+                form = on_result(partial(_at, np.broadcast_to(hit, c.shape), x, axes))
                 yield Variant(name, "semantics", is_, form, fitted=True, carries=scope != "token")
 
 
-def _clipped(c: Array, y: Array) -> Iterator[Variant]:
+def _clip(c: Array, y: Array) -> Iterator[Variant]:
     """Yield results that are clipped: to a largest size, or on one side."""
     if not c.size:
         return
     top, low, high = float(np.abs(c).max()), float(c.min()), float(c.max())
     if 0 < top < 0.98 * float(np.abs(y).max()):
         says = f"results are clipped to ±{top:g}"
-        yield Variant(f"clipped at ±{top:g}", "semantics", says, finished(partial(_between, -top, top)), fitted=True)
+        yield Variant(f"clipped at ±{top:g}", "semantics", says, on_result(partial(_between, -top, top)), fitted=True)
     far = float(np.abs(y).max())
     for name, edge, is_, ends in (
         ("least", low, float(y.min()) < low - 0.02 * far, (low, np.inf)),
@@ -223,7 +225,7 @@ def _clipped(c: Array, y: Array) -> Iterator[Variant]:
     ):
         if is_:
             says = f"results {'below' if name == 'least' else 'above'} {edge:g} are {edge:g}: clipped on one side"
-            yield Variant(f"clipped, {name} {edge:g}", "semantics", says, finished(partial(_between, *ends)),
+            yield Variant(f"clipped, {name} {edge:g}", "semantics", says, on_result(partial(_between, *ends)),
                           fitted=True)  # fmt: skip
 
 
@@ -241,10 +243,10 @@ def _smallest(c: Array) -> Iterator[Variant]:
     n = int(kept.max(initial=0))
     if 0 < n < c.shape[-1] // 2:
         says = f"all but the {n} largest of a row are {x:g}"
-        yield Variant(f"{n} largest alone", "semantics", says, finished(partial(_largest, n, x)), fitted=True)
+        yield Variant(f"{n} largest alone", "semantics", says, on_result(partial(_largest, n, x)), fitted=True)
 
 
-def _dropped(axes: str, c: Array, y: Array) -> Iterator[Variant]:
+def _dropout(axes: str, c: Array, y: Array) -> Iterator[Variant]:
     """Yield results of which a share p is zero and the others are times 1 / (1 − p), as dropout leaves them.
 
     Which ones are zero is taken from the values; that factor and share belong together is what shows it.
@@ -260,7 +262,7 @@ def _dropped(axes: str, c: Array, y: Array) -> Iterator[Variant]:
     share = float(f"{1 - 1 / x:.2g}") if x else 0.0
     if 0 < share < 1 and abs(x - 1 / (1 - p)) <= error:
         says = f"a share of {share:g} of the elements is zero, the others are times 1 / (1 − {share:g}): dropout"
-        form = finished(partial(_times, np.where(gone, 0.0, 1 / (1 - share)), axes))
+        form = on_result(partial(_times, np.where(gone, 0.0, 1 / (1 - share)), axes))
         yield Variant(f"dropout {share:g}", "semantics", says, form, fitted=True, carries=False)
 
 
@@ -272,7 +274,7 @@ def _largest(n: int, x: float, out: Array) -> Array:
     return np.where(out >= edge, out, x)
 
 
-def _shifted(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
+def _add_number(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     """Yield the operation with one number added to every element: of the fewest digits within three standard errors."""
     left = c - y
     x = float(left.mean()) if left.size else 0.0
@@ -282,5 +284,5 @@ def _shifted(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     x = next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s), x)
     says = f"{x:g} is added to every element"
     for twice in (True, False):
-        form = finished(lambda out: out + x, twice)
+        form = on_result(lambda out: out + x, twice)
         yield Variant(f"{x:+g} everywhere", "semantics", says, form, fitted=True)

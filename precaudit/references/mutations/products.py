@@ -14,28 +14,28 @@ from precaudit.references.mutations.forms import (
     Form,
     Inputs,
     Weight,
+    at_place,
+    at_positions,
     constant,
-    fed,
-    finished,
-    holding,
-    hooked,
-    moved,
-    plain,
+    on_inputs,
+    on_result,
+    usual_form,
+    with_tensors,
 )
 from precaudit.references.mutations.rotation import (
-    angled,
     as_for_pairs,
     cosines_in,
-    exchanged,
-    interleaved,
+    exchange_sines,
+    interleave,
     no_rope,
     positions_in,
-    shifted,
+    shift_positions,
     sines_in,
-    tabled,
     tables_in,
     turned_values,
+    with_angles,
     with_frequencies,
+    with_tables,
 )
 from precaudit.references.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
 from precaudit.schema.graphs.point import Point
@@ -50,13 +50,13 @@ CALLED = {
 }  # fmt: skip
 
 
-def renamed(names: dict[str, str]) -> Form:
+def rename_tensors(names: dict[str, str]) -> Form:
     """Return the operation with tensors exchanged by parts of their names."""
 
     def tensors(weight: Weight) -> Weight:
         return lambda name: weight(".".join(names.get(part, part) for part in name.split(".")))
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
 def of_layer(other: int) -> Form:
@@ -64,7 +64,7 @@ def of_layer(other: int) -> Form:
 
     def form(o: Inputs, r: Rounding) -> Array:
         beside = replace(o.model, _layer=None, _held={})
-        return holding(lambda _: beside.context(other, o.positions, FP64).weight)(o, r)
+        return with_tensors(lambda _: beside.context(other, o.positions, FP64).weight)(o, r)
 
     return form
 
@@ -73,13 +73,13 @@ def biases(factor: float) -> Form:
     """Return the operation with its biases times a factor."""
 
     def tensors(weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
+        def lookup(name: str) -> Array | None:
             x = weight(name)
             return x * factor if x is not None and name.endswith(".bias") else x
 
-        return found
+        return lookup
 
-    return holding(tensors)
+    return with_tensors(tensors)
 
 
 def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
@@ -97,7 +97,7 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
     yield from cut(row.place, getattr(policy, row.format))
     if row.cache and not row.rotates:
         yield from value_variants()
-    if row.biased(config):
+    if row.adds_bias(config):
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
     if row.activates(config):
@@ -135,7 +135,7 @@ def _up() -> Iterator[Variant]:
         "up left out": ("up is left out", np.ones_like), "up plus one": ("1 is added to up", lambda x: x + 1),
     }  # fmt: skip
     for name, (says, change) in ways.items():
-        yield semantics(name, says=says, form=hooked("up", change), last=True)
+        yield semantics(name, says=says, form=at_place("up", change), last=True)
 
 
 def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
@@ -150,7 +150,7 @@ def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         yield from _up()
     yield semantics(
         "gate and up exchanged", says="gate and up are exchanged",
-        form=renamed({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
+        form=rename_tensors({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
     )  # fmt: skip
 
 
@@ -165,13 +165,15 @@ def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
 def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield variants of RoPE in a layer's q and k."""
     for by in (1, -1):
-        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shifted(by))
-    yield semantics("positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shifted(-1, 0))
-    yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleaved())
+        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shift_positions(by))
+    yield semantics(
+        "positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shift_positions(-1, 0)
+    )
+    yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleave())
     yield semantics(
         "pairs interleaved, left in halves",
         says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
-        form=interleaved(replaced=False),
+        form=interleave(replaced=False),
     )
     if config.rotary is not None:
         says = f"RoPE turns every dimension of a head, not the first {config.rotary} alone"
@@ -179,9 +181,12 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
     says = "rows of the weights lie in the order of pairs (2i, 2i + 1), and RoPE rotates halves"
     yield semantics("weights permuted as for pairs", says=says, form=as_for_pairs, last=True)
     yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
-    yield semantics("RoPE twice", says="RoPE is applied twice", form=moved(lambda at: at * 2), last=True)
+    yield semantics("RoPE twice", says="RoPE is applied twice", form=at_positions(lambda at: at * 2), last=True)
     yield semantics(
-        "RoPE turned back", says="RoPE turns the other way: sin has the other sign", form=moved(np.negative), last=True
+        "RoPE turned back",
+        says="RoPE turns the other way: sin has the other sign",
+        form=at_positions(np.negative),
+        last=True,
     )
     for name in STORED[2:]:
         says = f"RoPE's tables are rounded to {name}"
@@ -219,13 +224,14 @@ def _angles_in(name: str) -> Iterator[Variant]:
         ),
     }  # fmt: skip
     for cause, (says, angles) in ways.items():
-        yield Variant(cause, "format", says, angled(angles), last=True)
+        yield Variant(cause, "format", says, with_angles(angles), last=True)
 
 
 def _tables() -> Iterator[Variant]:
     """Yield RoPE by cosines and sines that lie otherwise."""
     yield semantics(
-        "cos and sin exchanged", says="RoPE's cosines and sines are exchanged", form=tabled(exchanged), last=True
+        "cos and sin exchanged", says="RoPE's cosines and sines are exchanged", form=with_tables(exchange_sines),
+        last=True
     )  # fmt: skip
     ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
         "RoPE frequencies in reverse": ("pairs turn by RoPE's frequencies in reverse", lambda p, f: p * f[..., ::-1]),
@@ -245,14 +251,14 @@ def _tables() -> Iterator[Variant]:
         ),
     }  # fmt: skip
     for cause, (says, angles) in ways.items():
-        yield semantics(cause, says=says, form=angled(angles), last=True)
+        yield semantics(cause, says=says, form=with_angles(angles), last=True)
     yield semantics(
         "halves of heads exchanged", says="the halves of what RoPE turned are exchanged", last=True,
-        form=finished(_halved, twice=True),
+        form=on_result(_swap_halves, twice=True),
     )  # fmt: skip
 
 
-def _halved(out: Array) -> Array:
+def _swap_halves(out: Array) -> Array:
     return np.roll(out, out.shape[-1] // 2, axis=-1)
 
 
@@ -278,18 +284,18 @@ def residual_variants(announced: str) -> Iterator[Variant]:
         says = f"the sum is rounded to {name} before it is stored"
         yield Variant(f"residual in {name}", "format", says, change=first("residual", name))
     yield from cut("residual", announced)
-    yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
-    yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
-    yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
+    yield semantics("addend dropped", says="the addend is left out", form=weight_inputs(1.0, 0.0))
+    yield semantics("addend twice", says="the addend is added twice", form=weight_inputs(1.0, 2.0))
+    yield semantics("addend subtracted", says="the addend is subtracted", form=weight_inputs(1.0, -1.0))
     for i, what in enumerate(("stream", "addend")) if announced != "float32" else ():
         says = f"the {what} is added twice: to the sum once more, after it was rounded"
         yield semantics(f"{what} added again", says=says, form=partial(_again, i), last=True)
-    yield semantics("stream twice", says="the residual stream is counted twice", form=weighted(2.0, 1.0))
-    yield semantics("stream dropped", says="the residual stream is left out", form=weighted(0.0, 1.0))
+    yield semantics("stream twice", says="the residual stream is counted twice", form=weight_inputs(2.0, 1.0))
+    yield semantics("stream dropped", says="the residual stream is left out", form=weight_inputs(0.0, 1.0))
 
 
 def _again(which: int, o: Inputs, r: Rounding) -> Array:
-    return plain(replace(o, values=(plain(o, r), o.values[which])), r)
+    return usual_form(replace(o, values=(usual_form(o, r), o.values[which])), r)
 
 
 def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
@@ -301,7 +307,7 @@ def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
     if gone.any() and not gone.all():
         tokens = tuple(int(i) for i in np.asarray(o.positions)[gone])
         told = f"token{'s' if len(tokens) > 1 else ''} {spans(tokens)}"
-        form = fed(partial(_without, frozenset(tokens)))
+        form = on_inputs(partial(_without, frozenset(tokens)))
         yield semantics(f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True,
                         carries=False)  # fmt: skip
 
@@ -311,9 +317,9 @@ def _without(tokens: frozenset[int], o: Inputs) -> tuple[Array, ...]:
     return (o.values[0], np.where(gone[:, None], 0.0, o.values[1]))
 
 
-def weighted(*factors: float) -> Form:
+def weight_inputs(*factors: float) -> Form:
     """Return the operation with its inputs times factors."""
-    return fed(lambda o: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
+    return on_inputs(lambda o: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
 
 
 def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
@@ -327,7 +333,7 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
     yield semantics(
         "maximum subtracted",
         says="every row's maximum is subtracted",
-        form=finished(lambda y: y - y.max(-1, keepdims=True)),
+        form=on_result(lambda y: y - y.max(-1, keepdims=True)),
     )
     if config.logit_cap is not None:
         yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
@@ -340,4 +346,4 @@ def _log_softmax(o: Inputs, r: Rounding) -> Array:
         top = y.max(axis=-1, keepdims=True)
         return np.asarray(y - top - np.log(np.exp(y - top).sum(axis=-1, keepdims=True)))
 
-    return finished(change)(o, r)
+    return on_result(change)(o, r)

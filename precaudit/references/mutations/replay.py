@@ -7,16 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.rounding import elisions, formula, of_policy
+from precaudit.models.numpy_decoder.rounding import elisions, formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.mutations.bench import Bench, Tried
 from precaudit.references.mutations.candidates import variants
 from precaudit.references.mutations.epsilons import EPSILON, known_of_epsilon
-from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
 from precaudit.references.mutations.heads import head_variants
 from precaudit.references.mutations.keys import missing_keys
-from precaudit.references.mutations.numbers import numbers
+from precaudit.references.mutations.numbers import fitted_numbers
 from precaudit.references.mutations.operands import single_weights
 from precaudit.references.mutations.parts import scaled_parts
 from precaudit.references.mutations.products import addend_left_out
@@ -82,9 +82,15 @@ def replay(
     base = of_policy(policy, o.place.phase == "decode").starting(o.start)
     roundings = tuple(base.eliding(places) for places in elisions(point, model.config, policy))
     members = tuple(honest(o, model, policy, base))
-    others = tuple(replace(read_by(o, model), values=tuple(values)) for values in unrounded)
+    others = tuple(replace(operands_of(o, model), values=tuple(values)) for values in unrounded)
     whole = Bench(
-        read_by(o, model), o.axes, roundings, yardstick(o, model, policy, settled), members, others, formula(policy)
+        operands_of(o, model),
+        o.axes,
+        roundings,
+        yardstick(o, model, policy, settled),
+        members,
+        others,
+        formula_rounding(policy),
     )
     announced, *rest = variants(point, policy, model.config, layer)
     causes = [v for v in (*rest, *known) if v.kind not in never]
@@ -100,24 +106,24 @@ def replay(
         named = _after(whole, announced, causes, probs)
         tried += [] if named is None else [named]
     if named is None:
-        tried += [whole.tried(v, floor) for v in _others(whole, announced) if v.kind not in never]
-        named = _confirmed(whole, part, tried)
+        tried += [whole.try_variant(v, floor) for v in _others(whole, announced) if v.kind not in never]
+        named = _confirm(whole, part, tried)
     if named is None:
-        scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
+        scaled = [whole.try_variant(v, floor) for v in _parts_of(whole)]
         tried += scaled
         allowed = [t for t in tried if t.variant.kind not in never]
         allowed = allowed if first in allowed else [first, *allowed]
-        named = _simplest([t for t in scaled if t in allowed], first) or _confirmed(whole, part, allowed)
+        named = _simplest([t for t in scaled if t in allowed], first) or _confirm(whole, part, allowed)
     if named is None and "semantics" not in never:
-        tried += numbers(part, floor, policy, last=True)
-        named = _confirmed(whole, part, tried)
+        tried += fitted_numbers(part, floor, policy, last=True)
+        named = _confirm(whole, part, tried)
     if named is not None and named.variant.name.startswith(EPSILON):
         known_of_it = known_of_epsilon(part, named, tried)
-        if part is whole or whole.tried(known_of_it.variant, 1.0).closes:
+        if part is whole or whole.try_variant(known_of_it.variant, 1.0).closes:
             named = known_of_it
             tried.append(named)
     ordered = sorted(tried, key=lambda t: (-t.explained, t is not first))
-    left, emulated = _left(whole, announced)
+    left, emulated = _left_by_announced(whole, announced)
     return Replay(tuple(ordered), first, named, left, emulated, whole.yardstick.candidate, whole.yardstick.reference)
 
 
@@ -134,29 +140,29 @@ def _sought(
     whole: Bench, announced: Variant, others: Sequence[Variant], never: Collection[Class], policy: Policy
 ) -> Sought:
     """Try what has no free number; where nothing closes attention without a key; then what has one."""
-    left, emulated = _left(whole, announced)
+    left, emulated = _left_by_announced(whole, announced)
     part = _part(whole, left, emulated, announced)
-    first = part.tried(announced, 1.0)
+    first = part.try_variant(announced, 1.0)
     floor = max(first.explained, 0.0)
     tried = [first, *_exact(part, others, first)]
-    named = _confirmed(whole, part, tried)
+    named = _confirm(whole, part, tried)
     if named is None:
-        tried += [whole.tried(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
-        named = _confirmed(whole, part, tried)
+        tried += [whole.try_variant(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
+        named = _confirm(whole, part, tried)
     if "semantics" not in never and (named is None or named.badness > POOR):
-        tried += numbers(part, floor, policy)
-        named = _confirmed(whole, part, tried)
+        tried += fitted_numbers(part, floor, policy)
+        named = _confirm(whole, part, tried)
     return Sought(part, first, tried, named)
 
 
-def _left(whole: Bench, announced: Variant) -> tuple[Array, Array]:
+def _left_by_announced(whole: Bench, announced: Variant) -> tuple[Array, Array]:
     """Return what the announced policy leaves, 0 where it is masked, and what it makes [T, H, K]."""
     emulated = whole.nearest(announced)
     left = whole.yardstick.candidate - emulated
     return left if whole.yardstick.hidden is None else np.where(whole.yardstick.hidden, 0.0, left), emulated
 
 
-def read_by(o: Operation, model: Model) -> Inputs:
+def operands_of(o: Operation, model: Model) -> Inputs:
     """Return what an operation read."""
     at = np.asarray(o.positions)
     return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, start=o.start, lengths=o.lengths)
@@ -172,7 +178,7 @@ def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Ben
     sums = np.convolve(np.minimum(sizes, 1e300), np.ones(ROWS), "valid")
     end = n - int(np.argmax(sums[::-1]))  # of equals the last
     some = whole.rows(slice(end - ROWS, end))
-    return whole if some.tried(announced, 1.0).closes else some
+    return whole if some.try_variant(announced, 1.0).closes else some
 
 
 def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator[Tried]:
@@ -181,12 +187,12 @@ def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator
     for v in sorted(others, key=lambda v: v.last):
         if closed and v.last:
             continue
-        found = part.tried(v, max(announced.explained, 0.0))
+        found = part.try_variant(v, max(announced.explained, 0.0))
         closed = closed or found.closes
         yield found
 
 
-def _confirmed(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | None:
+def _confirm(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | None:
     """Return the best answer that closes on all rows too: an exact formula unless a fitted one leaves far less.
 
     What has a number of its own for every slice is none, nor what leaves most of what the announced policy, the first,
@@ -208,7 +214,7 @@ def _explains(t: Tried, announced: Tried) -> bool:
 
 
 def _first(whole: Bench, part: Bench, ranked: Sequence[Tried]) -> Tried | None:
-    return next((t for t in ranked if part is whole or whole.tried(t.variant, 1.0).closes), None)
+    return next((t for t in ranked if part is whole or whole.try_variant(t.variant, 1.0).closes), None)
 
 
 def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
@@ -220,19 +226,19 @@ def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
 def _others(whole: Bench, announced: Variant) -> Iterator[Variant]:
     """Yield attention of other key heads, sums without an addend, products without a weight, and random rounding."""
     c, row = whole.yardstick.candidate, whole.inputs.row
-    left, _ = _left(whole, announced)
+    left, _ = _left_by_announced(whole, announced)
     yield from head_variants(whole.inputs, c)
     yield from addend_left_out(whole.inputs, c)
     yield from single_weights(whole.inputs, np.where(np.isfinite(left), left, 0.0))
     for r in whole.roundings:
-        unrounded = canonical(made(plain, whole.inputs, r.eliding((row.place,))), whole.axes)
+        unrounded = canonical(evaluate_form(usual_form, whole.inputs, r.eliding((row.place,))), whole.axes)
         yield from stochastic_variants(whole.axes, whole.yardstick.dtype, c, unrounded)
 
 
 def _parts_of(whole: Bench) -> Iterator[Variant]:
     """Yield results of which a part is scaled, zero or clipped: of what comes nearest to the candidate's direction."""
     c, at = whole.yardstick.candidate, np.asarray(whole.inputs.positions)
-    outs = [np.where(np.isfinite(c), np.nan_to_num(whole.make(plain, r)), 0.0) for r in whole.roundings]
+    outs = [np.where(np.isfinite(c), np.nan_to_num(whole.make(usual_form, r)), 0.0) for r in whole.roundings]
     clean = np.where(np.isfinite(c), c, 0.0)
     emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
@@ -249,12 +255,12 @@ def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: A
     """Return what explains attention's second product, made from the recorded probabilities, on all rows."""
     bench = replace(whole, inputs=replace(whole.inputs, probs=probs), others=())
     bench = replace(bench, yardstick=bench.measure(replace(announced, kind="semantics")))
-    first, emulated = bench.tried(announced, 1.0), bench.nearest(announced)
+    first, emulated = bench.try_variant(announced, 1.0), bench.nearest(announced)
     if first.closes:
         return None
     floor = max(first.explained, 0.0)
-    tried = [first, *(bench.tried(v, floor) for v in (*others, *_keys(bench, emulated)))]
-    if (named := _confirmed(bench, bench, tried)) is not None:
+    tried = [first, *(bench.try_variant(v, floor) for v in (*others, *_keys(bench, emulated)))]
+    if (named := _confirm(bench, bench, tried)) is not None:
         return named
-    scaled = [bench.tried(v, floor) for v in _parts_of(bench)]
-    return _simplest(scaled, first) or _confirmed(bench, bench, [first, *scaled])
+    scaled = [bench.try_variant(v, floor) for v in _parts_of(bench)]
+    return _simplest(scaled, first) or _confirm(bench, bench, [first, *scaled])

@@ -11,7 +11,16 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array
-from precaudit.references.mutations.forms import Form, Inputs, Weight, configured, constant, holding, moved, plain
+from precaudit.references.mutations.forms import (
+    Form,
+    Inputs,
+    Weight,
+    at_positions,
+    constant,
+    usual_form,
+    with_config,
+    with_tensors,
+)
 from precaudit.schema.configuration import RopeScaling
 
 
@@ -35,7 +44,7 @@ def with_base(config: DecoderConfig, layer: int | None, base: float) -> dict[str
 def with_frequencies(change: Callable[[Array], Array]) -> Form:
     """Return q or k with RoPE's radians per position changed."""
 
-    def changed(config: DecoderConfig, layer: int | None) -> dict[str, Any]:
+    def change_fields(config: DecoderConfig, layer: int | None) -> dict[str, Any]:
         found, factor = rope_frequencies(config, layer)
         plain_ones, _ = rope_frequencies(msgspec.structs.replace(config, rope_scaling=None, local_rope_theta=None), 0)
         divisors = tuple(float(x) for x in plain_ones / change(found))
@@ -43,24 +52,24 @@ def with_frequencies(change: Callable[[Array], Array]) -> Form:
             "local_rope_theta": None, "rope_scaling": RopeScaling(kind="longrope", divisors=divisors, attention=factor),
         }  # fmt: skip
 
-    return configured(changed)
+    return with_config(change_fields)
 
 
 def no_rope() -> Form:
     """Return q or k as they are before RoPE."""
-    return moved(np.zeros_like, constant(rope_scaling=None, local_rope_theta=None))
+    return at_positions(np.zeros_like, constant(rope_scaling=None, local_rope_theta=None))
 
 
-def interleaved(form: Form = plain, replaced: bool = True) -> Form:
+def interleave(form: Form = usual_form, replaced: bool = True) -> Form:
     """Return q or k with RoPE turning pairs (2i, 2i + 1): the usual one on dimensions in another order.
 
     ``replaced``: what was turned is put back in that order; otherwise first and second of all pairs stay apart.
     """
 
     def change(o: Inputs, r: Rounding) -> Array:
-        half, size = o.config.turned // 2, o.config.head_dim
+        half, size = o.config.rotary_size // 2, o.config.head_dim
         order = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1, np.arange(2 * half, size)])
-        turned = holding(lambda weight: _reordered(weight, o, order), form)(o, r)
+        turned = with_tensors(lambda weight: _reorder(weight, o, order), form)(o, r)
         if not replaced:
             return turned
         out = np.empty_like(turned)
@@ -72,33 +81,33 @@ def interleaved(form: Form = plain, replaced: bool = True) -> Form:
 
 def as_for_pairs(o: Inputs, r: Rounding) -> Array:
     """Return q or k with rows of weights in the order of pairs, turned in halves: (i, i + R/2) lie at 2i and 2i + 1."""
-    half, size = o.config.turned // 2, o.config.head_dim
+    half, size = o.config.rotary_size // 2, o.config.head_dim
     order = np.concatenate([np.arange(2 * half).reshape(2, half).T.reshape(-1), np.arange(2 * half, size)])
-    return holding(lambda weight: _reordered(weight, o, order))(o, r)
+    return with_tensors(lambda weight: _reorder(weight, o, order))(o, r)
 
 
-def _reordered(weight: Weight, o: Inputs, order: Array) -> Weight:
+def _reorder(weight: Weight, o: Inputs, order: Array) -> Weight:
     """Return the tensors that make a head's dimensions with these in another order."""
     names = {f"self_attn.{o.point}_{name}" for name in ("proj.weight", "proj.bias", "norm.weight")}
 
-    def found(name: str) -> Array | None:
+    def lookup(name: str) -> Array | None:
         x = weight(name)
         if x is None or name not in names:
             return x
         heads = x.reshape(-1, o.config.head_dim, *x.shape[1:])
         return heads[:, order].reshape(x.shape)
 
-    return found
+    return lookup
 
 
-def shifted(by: int, floor: int | None = None) -> Form:
+def shift_positions(by: int, floor: int | None = None) -> Form:
     """Return q or k at positions off by a number, at least ``floor``."""
-    return moved(lambda at: at + by if floor is None else np.maximum(at + by, floor))
+    return at_positions(lambda at: at + by if floor is None else np.maximum(at + by, floor))
 
 
 def positions_in(narrow: Callable[[Array], Array]) -> Form:
     """Return q or k at positions rounded to a narrower format."""
-    return moved(lambda at: narrow(np.asarray(at, np.float64)))
+    return at_positions(lambda at: narrow(np.asarray(at, np.float64)))
 
 
 def tables_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
@@ -119,7 +128,7 @@ def cosines_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Roundin
 Angles = Callable[[Array, Array], tuple[Array, Array]]  # positions [T, 1], radians each [R/2] to cos, sin [T, R'/2]
 
 
-def tabled(made: Angles) -> Form:
+def with_tables(made: Angles) -> Form:
     """Return q or k turned by other cosines and sines; fewer of them turn the first dimensions alone."""
 
     def form(o: Inputs, r: Rounding) -> Array:
@@ -127,22 +136,22 @@ def tabled(made: Angles) -> Form:
         cos, sin = made(np.asarray(o.positions, np.float64)[:, None], each)
         sine = r.rope_table if r.rope_sine is None else r.rope_sine
         tables = r.rope_table(cos * factor), sine(sin * factor)
-        return plain(o, replace(r, rope_table=lambda _: tables[0], rope_sine=lambda _: tables[1]))
+        return usual_form(o, replace(r, rope_table=lambda _: tables[0], rope_sine=lambda _: tables[1]))
 
     return form
 
 
-def angled(angles: Callable[[Array, Array], Array]) -> Form:
+def with_angles(angles: Callable[[Array, Array], Array]) -> Form:
     """Return q or k turned by other angles [T, R'/2] of (positions, radians each)."""
 
-    def made(p: Array, each: Array) -> tuple[Array, Array]:
+    def tables_of(p: Array, each: Array) -> tuple[Array, Array]:
         x = angles(p, each)
         return np.cos(x), np.sin(x)
 
-    return tabled(made)
+    return with_tables(tables_of)
 
 
-def exchanged(p: Array, each: Array) -> tuple[Array, Array]:
+def exchange_sines(p: Array, each: Array) -> tuple[Array, Array]:
     """Return the sines for cosines, and the other way round."""
     return np.sin(p * each), np.cos(p * each)
 
@@ -150,14 +159,14 @@ def exchanged(p: Array, each: Array) -> tuple[Array, Array]:
 def turned_values(o: Inputs, r: Rounding) -> Array:
     """Return values [T, G, K] that are turned as keys are, and rounded before and after."""
     frequencies = rope_frequencies(o.config, o.layer, o.lengths)
-    return r.rows(rope(plain(o, r), o.positions, frequencies, r))
+    return r.rows(rope(usual_form(o, r), o.positions, frequencies, r))
 
 
-def ended(last: int) -> Form:
+def stop_positions(last: int) -> Form:
     """Return q or k at positions that stay at ``last``."""
-    return moved(lambda at: np.minimum(at, last))
+    return at_positions(lambda at: np.minimum(at, last))
 
 
 def again(period: int) -> Form:
     """Return q or k at positions that start again at ``period``."""
-    return moved(lambda at: at % period)
+    return at_positions(lambda at: at % period)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.numbers.arrays import Array, cutter
-from precaudit.references.mutations.forms import finished
+from precaudit.references.mutations.forms import on_result
 from precaudit.references.mutations.variants import NARROW, Variant
 
 BINS = 8  # of the distance from the lower neighbour, over that between neighbours
@@ -26,10 +26,10 @@ def stochastic_variants(axes: str, dtype: str, candidate: Array, unrounded: Arra
     if dtype not in NARROW:
         return
     low, high = neighbours(dtype, unrounded)
-    taken = drawn(candidate, unrounded, low, high)
+    taken = rounded_up(candidate, unrounded, low, high)
     if taken is not None:
         says = f"results are rounded to {dtype} up or down at random, each as often as it is near"
-        form = finished(partial(_chosen, np.where(candidate == high, high, low), axes), twice=False)
+        form = on_result(partial(_chosen, np.where(candidate == high, high, low), axes), twice=False)
         yield Variant("stochastic rounding", "format", says, form, fitted=True, carries=False)
 
 
@@ -48,7 +48,7 @@ def _spacing(dtype: str, x: Array) -> Array:
     return np.ldexp(1.0, np.where(x == 0, least, np.maximum(exponent - 1, least)) - (bits - 1))
 
 
-def drawn(candidate: Array, x: Array, low: Array, high: Array) -> Array | None:
+def rounded_up(candidate: Array, x: Array, low: Array, high: Array) -> Array | None:
     """Return the elements that were rounded up, where each share is that of its distance; None where it is not."""
     between = (high > low) & np.isfinite(candidate) & np.isfinite(x)
     is_one = (candidate == low) | (candidate == high)

@@ -7,7 +7,7 @@ import numpy as np
 from precaudit.models.numpy_decoder.rounding import Cast, Rounding
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
-from precaudit.references.mutations.forms import quantised
+from precaudit.references.mutations.forms import quantiser
 from precaudit.references.mutations.variants import Change, Variant, at
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.policies import Policy
@@ -39,7 +39,7 @@ def other_roundings(row: Point, policy: Policy) -> Iterator[Variant]:
     for width in (8, 4):
         says = f"results are quantised to {width} bits, one scale a row"
         yield Variant(
-            f"result in int{width}", "quantisation", says, change=_after(row.place, quantised(width)), last=True
+            f"result in int{width}", "quantisation", says, change=_after(row.place, quantiser(width)), last=True
         )  # fmt: skip
 
 

@@ -6,12 +6,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.accumulation import accumulating, in_blocks, of_parts, pairwise
+from precaudit.models.numpy_decoder.accumulation import (
+    accumulating,
+    blocked_matmul,
+    fused_multiply_add,
+    matmul_of_parts,
+    pairwise_matmul,
+)
 from precaudit.models.numpy_decoder.rounding import Cast, Rounding
 from precaudit.numbers.arrays import Array, cutter, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.mutations.flash import Flash
-from precaudit.references.mutations.forms import Form, plain
+from precaudit.references.mutations.forms import Form, usual_form
 from precaudit.schema.graphs.point import Point
 
 Class = Literal["rounding", "format", "quantisation", "semantics", "state"]
@@ -21,7 +27,7 @@ STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 Change = Callable[[Rounding], Rounding]
 
 
-def unchanged(r: Rounding) -> Rounding:
+def same_rounding(r: Rounding) -> Rounding:
     """Return a rounding as it is."""
     return r
 
@@ -39,8 +45,8 @@ class Variant:
     name: str
     kind: Class
     says: str
-    form: Form = plain
-    change: Change = unchanged
+    form: Form = usual_form
+    change: Change = same_rounding
     fitted: bool = False
     carries: bool = True
     ahead: int = 0
@@ -97,11 +103,11 @@ def stored(place: str, announced: str, names: Sequence[str] = STORED) -> Iterato
     for name in names:
         if FORMATS[name].unit_roundoff > FORMATS[announced].unit_roundoff:
             yield Variant(
-                f"stored in {name}", "format", f"results are rounded to {name}", plain, first(place, name)
+                f"stored in {name}", "format", f"results are rounded to {name}", usual_form, first(place, name)
             )  # fmt: skip
             if announced != "float32":
                 says = f"results are rounded to {announced}, and then to {name}"
-                yield Variant(f"stored again in {name}", "format", says, plain, then(place, name), last=True)
+                yield Variant(f"stored again in {name}", "format", says, usual_form, then(place, name), last=True)
 
 
 def cut(place: str, announced: str) -> Iterator[Variant]:
@@ -133,22 +139,30 @@ def sums(row: Point) -> Iterator[Variant]:
     for name in NARROW:
         orders = {
             f"sums in {name}": (f"sums are rounded to {name} term by term", accumulating(name)),
-            f"sums in {name}, pairwise": (f"sums are rounded to {name}, pair by pair", pairwise(name)),
+            f"sums in {name}, pairwise": (f"sums are rounded to {name}, pair by pair", pairwise_matmul(name)),
             f"sums in {name}, blocks of 128": (
                 f"sums are rounded to {name} every 128 terms", accumulating(f"{name}/128"),
             ),
         }  # fmt: skip
         for order, (says, dot) in orders.items():
-            yield Variant(order, kind, says, plain, at(dot=dot))
+            yield Variant(order, kind, says, usual_form, at(dot=dot))
+        says = f"sums are rounded to {name} term by term, products are not: fused multiply-adds"
+        yield Variant(f"sums in {name}, fused", kind, says, usual_form, at(dot=fused_multiply_add(name)), last=True)
         for parts in (2, 4, 8):
             says = f"each of {parts} parts of a sum is rounded to {name}, and so are their sums"
             yield Variant(
-                f"sums of {parts} parts in {name}", kind, says, plain, at(dot=of_parts(name, parts)), last=True
+                f"sums of {parts} parts in {name}",
+                kind,
+                says,
+                usual_form,
+                at(dot=matmul_of_parts(name, parts)),
+                last=True,
             )
         for block in (16, 32, 64):
             says = f"sums of {block} terms are rounded to {name}, and so are their sums"
             yield Variant(
-                f"sums of {block} terms in {name}", kind, says, plain, at(dot=in_blocks(name, block)), last=True
+                f"sums of {block} terms in {name}", kind, says, usual_form, at(dot=blocked_matmul(name, block)),
+                last=True
             )  # fmt: skip
         if row.kind == "mix":
             for block in (64, 128):

@@ -10,14 +10,14 @@ import numpy as np
 
 from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Form, honest_forms, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import Rounding, elisions, of_policy
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.closing import TIES
 from precaudit.references.textbook.operations import Operation, parts, prepare
-from precaudit.references.textbook.units import chosen, policy_at
+from precaudit.references.textbook.units import policy_at, tpu_chooses
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.metrics.sizes import canonical, half_ulp
@@ -66,7 +66,7 @@ class Alternatives(Iterable[Alternative]):
             yield self._made[i]
             i += 1
 
-    def unrounded(self) -> list[Alternative]:
+    def reading_unrounded(self) -> list[Alternative]:
         """Return those that read an input as it was before it was rounded, and what made it as recorded."""
         return list(takewhile(lambda other: other.borders == 1, self))
 
@@ -78,7 +78,7 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     unit in the last place at most, which cancellation makes large.
     """
     point, row = o.place.point, o.row
-    base, settled = at(recorded, policy, o.place), chosen(recorded, policy, o.place)
+    base, settled = rounding_at(recorded, policy, o.place), tpu_chooses(recorded, policy, o.place)
     sets = elisions(point, model.config, policy)
     device = device_kind(recorded.run.record.device)
     roundings = [base.eliding(places) for places in sets]
@@ -121,11 +121,11 @@ def _forms(row: Point, dtype: str, base: Rounding | None) -> Iterator[Form]:
     for form in honest_forms(row, dtype):
         if base is not None and form.doubt:
             continue
-        known = form if base is None or form.dot is None else replace(form, dot=summed(base.dot, form.dot))
+        known = form if base is None or form.dot is None else replace(form, dot=with_sums(base.dot, form.dot))
         yield known
 
 
-def at(recorded: Recorded, policy: Policy, place: Place) -> Rounding:
+def rounding_at(recorded: Recorded, policy: Policy, place: Place) -> Rounding:
     """Return the roundings of a place under a policy, its products as the compiled program makes them."""
     return of_policy(policy_at(recorded, policy, place), place.phase == "decode")
 
@@ -145,12 +145,12 @@ def unrounded_inputs(
     device = device_kind(recorded.run.record.device)
     for j, producer in producers(recorded, model, o):
         point, dtype = producer.place.point, producer.stored.dtype.name
-        base, settled = at(recorded, policy, producer.place), chosen(recorded, policy, producer.place)
+        base, settled = rounding_at(recorded, policy, producer.place), tpu_chooses(recorded, policy, producer.place)
         for places in elisions(point, model.config, policy):
             unrounded = base.eliding((*places, producer.row.place))
             made = on_single_rows(unrounded, producer.row, dtype, policy.scores, device, decode, settled)
             for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
-                kept = _kept(o, j, producer, y)
+                kept = _rows_of_producer(o, j, producer, y)
                 if kept is not None:
                     yield (point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
 
@@ -165,7 +165,7 @@ def chained_inputs(
     """
     if policy.excess_precision == "off":
         return
-    base = at(recorded, policy, o.place)
+    base = rounding_at(recorded, policy, o.place)
     vector = device_kind(recorded.run.record.device) == "tpu" and base.dot is not np.matmul
     for rounding in (base, replace(base, dot=np.matmul)) if vector else (base,):
         known = 1
@@ -184,17 +184,17 @@ def statistics_before(
 
     Seen in what libtpu compiles: the sum of squares is fused with the sum it is of, the product with the scale is not.
     """
-    base = at(recorded, policy, o.place)
+    base = rounding_at(recorded, policy, o.place)
     before = [(name, inputs) for name, inputs in unrounded_inputs(recorded, model, o, policy)]
     before += [(name, inputs) for _, name, inputs in chained_inputs(recorded, model, o, policy)]
     for name, inputs in before:
         scales: list[Array] = []
 
-        def kept(scale: Array, scales: list[Array] = scales) -> Array:
+        def keep_scale(scale: Array, scales: list[Array] = scales) -> Array:
             scales.append(scale)
             return scale
 
-        o.evaluate([replace(base, norm_scale=kept)], inputs)
+        o.evaluate([replace(base, norm_scale=keep_scale)], inputs)
         yield name, partial(_another, base.norm_scale(scales[0]))
 
 
@@ -232,17 +232,17 @@ def unwound(
             continue
         more, its = unwound(recorded, model, producer, base, borders - 1)
         made = producer.evaluate([base.eliding((producer.row.place,))], its)[0]
-        kept = _kept(o, j, producer, made)
+        kept = _rows_of_producer(o, j, producer, made)
         if kept is not None:
             inputs[j] = kept
             points += (producer.place.point, *more)
     return points, inputs
 
 
-def _kept(o: Operation, j: int, producer: Operation, made: Array) -> Array | None:
+def _rows_of_producer(o: Operation, j: int, producer: Operation, made: Array) -> Array | None:
     """Return the rows of what a producer makes that are an operation's input ``j``, as near as what was recorded."""
     wanted = o.positions if j == 0 or "S" not in o.axes else producer.positions
-    kept = made if producer.row.keyed else made[np.searchsorted(producer.positions, wanted)]
+    kept = made if producer.row.over_keys else made[np.searchsorted(producer.positions, wanted)]
     if kept.shape != o.inputs[j].shape:
         return None
     return consistent(kept, o.inputs[j], producer.stored.dtype.name)
@@ -310,7 +310,7 @@ def _summed_again(recorded: Recorded, model: Model, o: Operation, name: str, rea
         more = _summed_again(recorded, model, producer, added, producer.inputs[-1])
         sizes = sizes if more is None else sizes + more
     wanted = o.positions if len(read) == len(o.positions) else producer.positions
-    if producer.row.keyed or not np.isin(wanted, producer.positions).all():
+    if producer.row.over_keys or not np.isin(wanted, producer.positions).all():
         return None
     kept = sizes[np.searchsorted(producer.positions, wanted)]
     return kept.reshape(read.shape) if kept.size == read.size else None

@@ -7,13 +7,13 @@ import numpy as np
 from precaudit.models.numpy_decoder.ensemble import FEW, common, ensemble, weights
 from precaudit.models.numpy_decoder.magnitudes import inner_roundoff
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.rounding import Rounding, formula, of_policy
+from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.textbook.operations import Operation
 from precaudit.schema.metrics.residue import Noise
-from precaudit.schema.metrics.rows import masked
+from precaudit.schema.metrics.rows import masked_elements
 from precaudit.schema.metrics.sizes import canonical, half_ulp
 from precaudit.schema.policies import Policy
 
@@ -24,8 +24,10 @@ def yardstick(o: Operation, model: Model, policy: Policy, settled: bool = False)
     """Return the yardstick of an operation recorded under a policy; ``settled``: its products are known."""
     base = of_policy(policy, o.place.phase == "decode")
     members = honest(o, model, policy, base)
-    reference, rounded, *made = (canonical(y, o.axes) for y in o.evaluate([formula(policy), base, *members]))
-    return measure(o, model, policy, reference, made, rounded if settled and rounds_inputs(o, model) else None)
+    reference, rounded, *made = (canonical(y, o.axes) for y in o.evaluate([formula_rounding(policy), base, *members]))
+    return measure_yardstick(
+        o, model, policy, reference, made, rounded if settled and rounds_inputs(o, model) else None
+    )
 
 
 def rounds_inputs(o: Operation, model: Model) -> bool:
@@ -43,7 +45,7 @@ def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[
     return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, few)
 
 
-def measure(
+def measure_yardstick(
     o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array], centre: Array | None = None
 ) -> Yardstick:  # fmt: skip
     """Return the yardstick from FP64 and what honest programs make of the operation, canonical.
@@ -51,11 +53,11 @@ def measure(
     ``centre``: what they all round alike, from which they differ by noise alone; None: FP64.
     """
     point, dtype = o.place.point, o.stored.dtype.name
-    hidden = masked(point, o.positions, reference.shape[2], o.window)
+    hidden = masked_elements(point, o.positions, reference.shape[2], o.window)
     middle = reference if centre is None else centre
     deviations = [y - middle for y in made]
     shares = weights(len(deviations), dtype)
-    noise = Noise.pooled(deviations, reference, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
+    noise = Noise.pool(deviations, reference, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)
     sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
     # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32

@@ -12,7 +12,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.places import Place
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.errors import ErrorRecord
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
@@ -33,7 +33,7 @@ def formula_errors(
     asked = [p for p in recorded.requested.phases if phases is None or p in phases]
     program = program_on("cpu")
     for batch in dict.fromkeys(recorded.batch_of(p) for p in prompts):
-        found, unknown = ({}, OTHER) if program is None else _shadowed(recorded, model, batch, program, asked)
+        found, unknown = ({}, OTHER) if program is None else _shadow_numbers(recorded, model, batch, program, asked)
         for prompt in (p for p in batch if p in prompts):
             for phase, step, layer, point in formula_keys(recorded.requested, recorded.config, asked):
                 here = Place(prompt, phase, step, layer, point)
@@ -65,30 +65,30 @@ def recorded_program(recorded: Recorded, subject: Any = None, where: str | None 
     return program_on
 
 
-def _shadowed(
+def _shadow_numbers(
     recorded: Recorded, model: Model, batch: tuple[str, ...], subject: Any, phases: list[str]
 ) -> tuple[dict[Place, dict[str, Any]], str]:
     """Return the numbers of every place of a batch, or why there are none."""
     from precaudit.interpreters.jaxpr import CannotLift
     from precaudit.recording.tracing import shadowed
-    from precaudit.recording.tracing.session import batches
+    from precaudit.recording.tracing.session import run_batches
 
     groups = dict.fromkeys(recorded.batch_of(p) for p in recorded.requested.prompts if p in recorded.run.prompts)
     each = ([recorded.run.prompts[p] for p in group] for group in groups)
-    whole = batches(each, recorded.requested, recorded.config.parameters)[list(groups).index(batch)]
+    whole = run_batches(each, recorded.requested, recorded.config.parameters)[list(groups).index(batch)]
     fed = {p: recorded.fed_tokens(p) for p in batch}
     points = frozenset(point for *_, point in formula_keys(recorded.requested, recorded.config, phases))
     try:
-        work = shadowed.Work(whole, fed, recorded.requested, phases, points)
-        found = list(shadowed.distances(subject, model, work))
+        work = shadowed.ShadowWork(whole, fed, recorded.requested, phases, points)
+        found = list(shadowed.tap_distances(subject, model, work))
     except CannotLift as error:
         return {}, str(error)
     return {Place(d.prompt, d.phase, d.step, d.layer, d.point): _numbers(d) for d in found}, ""
 
 
 def _numbers(d: Any) -> dict[str, Any]:
-    worst: tuple[Number, int] = (number(d.token[0]), d.token[1])
+    worst: tuple[Number, int] = (json_number(d.token[0]), d.token[1])
     return {
-        "dtype": "float64", "n": d.n, "nonfinite": d.nonfinite, "max_diff": number(d.largest),
-        "rel_l2": number(d.distance), "scopes": {"token": {"rel_l2": worst}},
+        "dtype": "float64", "n": d.n, "nonfinite": d.nonfinite, "max_diff": json_number(d.largest),
+        "rel_l2": json_number(d.distance), "scopes": {"token": {"rel_l2": worst}},
     }  # fmt: skip

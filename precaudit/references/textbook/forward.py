@@ -19,17 +19,17 @@ from precaudit.references.textbook.whole import Sequenced, Whole, sequence_of
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import telling
 from precaudit.schema.metrics.logits import distribution
-from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import Difference, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES
 
 
-def establish(
+def reference_values(
     recorded: Recorded,
     model: Model,
     weights: str,
@@ -99,16 +99,16 @@ def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[E
             yield here.record("forward", run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
             continue
         index = np.searchsorted(whole.rows[place.prompt], rows) if place.point == LOGITS else rows
-        if POINTS[place.point].keyed:
+        if POINTS[place.point].over_keys:
             values = np.asarray(reference[:, rows, : stored.shape[2]])
         else:
             values = np.asarray(reference[index])
-        d, numbers = measured(stored, values, place.point, rows, recorded.config.window_of(place.layer))
+        d, numbers = measure_rows(stored, values, place.point, rows, recorded.config.window_of(place.layer))
         energy, chances = whole.energy(place)
         emulated = float(np.sqrt(energy[index].sum()))
         numbers |= {
-            "ratio": number(ratio(norm(d.error), emulated)),
-            "noise": number(ratio(emulated, norm(d.reference))),
+            "ratio": json_number(ratio(norm(d.error), emulated)),
+            "noise": json_number(ratio(emulated, norm(d.reference))),
         }
         numbers["slices"] = _scopes(numbers["scopes"], d, energy[index], rows, place.point)
         if chances is not None:
@@ -132,7 +132,7 @@ def _scopes(scopes: dict[str, Any], d: Difference, energy: Array, rows: Any, poi
             sizes = np.where(top == 0, 0.0, np.sqrt(top / noise))
         if sizes.size:
             i = int(np.argmax(sizes))
-            scopes.setdefault(name, {})["ratio"] = (number(sizes[i]), int(rows[i]) if name == "token" else i)
+            scopes.setdefault(name, {})["ratio"] = (json_number(sizes[i]), int(rows[i]) if name == "token" else i)
             slices[name] = sizes.size
     return slices
 

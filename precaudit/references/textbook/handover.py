@@ -6,10 +6,10 @@ import numpy as np
 
 from precaudit.models.configs import EMBEDDING
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.numbers.arrays import Array, as_format, single, widen
+from precaudit.numbers.arrays import Array, as_format, to_single, widen
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.schema.graphs.decoder import POINTS, STREAM
-from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -23,7 +23,7 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
     asked for.
     """
     rows = recorded.rows(place.prompt, place.phase, place.layer, POINT)
-    if rows is None or not handed(recorded, place.layer):
+    if rows is None or not is_handed_on(recorded, place.layer):
         return
     run, reference = recorded.run.record.id, BEFORE if place.layer else "embedding"
     expected = expected_stream(recorded, model, weights, place, rows)
@@ -34,11 +34,11 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
             yield here.record("state", run, reference, unknown=why)
             continue
         found, wanted = rows.values[some], expected[some]
-        _, numbers = measured(found, widen(wanted), POINT, rows.positions[some])
+        _, numbers = measure_rows(found, widen(wanted), POINT, rows.positions[some])
         yield here.record("state", run, reference, **numbers, mismatched=differing(found, wanted))
 
 
-def handed(recorded: Recorded, layer: int | None) -> bool:
+def is_handed_on(recorded: Recorded, layer: int | None) -> bool:
     """Whether what a layer was handed was asked for: layer 0, and layers whose predecessor is recorded too."""
     return layer is not None and (layer == 0 or layer - 1 in recorded.requested.layers)
 
@@ -52,17 +52,17 @@ def expected_stream(recorded: Recorded, model: Model, weights: bool, place: Plac
         tokens = np.asarray(recorded.fed_tokens(place.prompt))
         if not len(rows.positions) or rows.positions.max() >= len(tokens):
             return None
-        return embedded(model, tokens[rows.positions], rows.values.dtype.name)
+        return embed_rows(model, tokens[rows.positions], rows.values.dtype.name)
     before = recorded.rows(place.prompt, place.phase, place.layer - 1, BEFORE)
     if before is None or not np.isin(rows.positions, before.positions).all():
         return None
     return before.at(rows.positions) if before.values.dtype == rows.values.dtype else None
 
 
-def embedded(model: Model, tokens: Array, dtype: str) -> Array:
+def embed_rows(model: Model, tokens: Array, dtype: str) -> Array:
     """Return embedding rows times the factor [T, D], the product in float32, rounded to ``dtype`` once."""
     table, scale = model.read(EMBEDDING), np.float32(model.config.embed_scale)
-    stored = single(np.ascontiguousarray(table[tokens]))
+    stored = to_single(np.ascontiguousarray(table[tokens]))
     return as_format((stored if scale == 1 else stored * scale).astype(np.float64), dtype)
 
 

@@ -15,7 +15,7 @@ from precaudit.models.numpy_decoder.rounding import (
     FP64,
     Rounding,
     elisions,
-    formula,
+    formula_rounding,
     of_policy,
 )
 from precaudit.numbers.arrays import Array
@@ -24,17 +24,23 @@ from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.attribution import CLEARLY
 from precaudit.references.closing import Residue, Yardstick
 from precaudit.references.textbook.alternatives import Alternative, Alternatives
-from precaudit.references.textbook.closing import honest, measure, rounds_inputs
+from precaudit.references.textbook.closing import honest, measure_yardstick, rounds_inputs
 from precaudit.references.textbook.inheritance import from_between
 from precaudit.references.textbook.operations import Operation, parts, prepare
-from precaudit.references.textbook.units import chosen, factors, multiplies_integers, policy_at, undecided
+from precaudit.references.textbook.units import (
+    factor_formats,
+    multiplies_integers,
+    policy_at,
+    tpu_chooses,
+    why_undecided,
+)
 from precaudit.schema.emulations import SUMS, Emulation
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.metrics.rows import measured
-from precaudit.schema.metrics.sizes import canonical, explained, norm, ratio
+from precaudit.schema.metrics.rows import measure_rows
+from precaudit.schema.metrics.sizes import canonical, error_sizes, explained_share, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -43,7 +49,7 @@ PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplif
 
 
 @dataclass(frozen=True)
-class Emulations:
+class LocalEmulations:
     """What to emulate: a policy, and accumulation formats."""
 
     policy: Policy
@@ -65,7 +71,7 @@ class Emulations:
             found |= {Emulation(accumulation=name).name: replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found
 
-    def joined(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
+    def with_accumulations(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
         """Return {accumulation: {elision: rounding}}: the policy's roundings with another format in the sums."""
         if not POINTS[point].sums:
             return {}
@@ -76,7 +82,7 @@ class Emulations:
 
 
 @dataclass(frozen=True)
-class Emulated:
+class LocalEvaluation:
     """What evaluation gave: the yardstick, emulations by name [T, H, K], and the policy's name among them.
 
     ``exact``: FP64 without the casts to integers that a policy means; the yardstick's reference has them.
@@ -105,21 +111,21 @@ class Emulated:
         """Whether an emulation closes; one of other rows does not."""
         return emulated.shape == self.yardstick.candidate.shape and self.yardstick.badness(emulated) <= 1
 
-    def otherwise(self, other: Alternative) -> "Emulated":
+    def otherwise(self, other: Alternative) -> "LocalEvaluation":
         """Return the same with another honest emulation as the policy's."""
         yard, rounded = self.yardstick, self.emulated[self.label]
         yard = yard.reading_unrounded(other.emulated, rounded) if other.borders else yard
         named = {**self.emulated, self.label: other.emulated}
         return replace(self, yardstick=yard.doubting(other.emulated, other.doubt), emulated=named, elided=other.name)
 
-    def rows(self, some: slice) -> "Emulated":
+    def rows(self, some: slice) -> "LocalEvaluation":
         """Return what was made of some rows."""
         cut = {name: y[some] for name, y in self.emulated.items()}
         return replace(self, yardstick=self.yardstick.rows(some), emulated=cut, exact=self.exact[some])
 
 
 def local_errors(
-    recorded: Recorded, model: Model, weights: bool, emulations: Emulations, place: Place
+    recorded: Recorded, model: Model, weights: bool, emulations: LocalEmulations, place: Place
 ) -> Iterator[ErrorRecord]:
     """Yield the local and accum records of one point of one phase (``place.step`` is ignored: all steps are yielded).
 
@@ -135,7 +141,7 @@ def local_errors(
             continue
         declared = emulations.policy
         missing = not_emulated(declared, point, decode, device_kind(recorded.run.record.device))
-        if missing or (missing := undecided(recorded, declared, place)):
+        if missing or (missing := why_undecided(recorded, declared, place)):
             yield from _unknown(part, place, run, f"no emulation of {missing}")
             continue
         operation = prepare(recorded, model, place, part)
@@ -144,7 +150,7 @@ def local_errors(
         else:
             here = replace(emulations, policy=policy_at(recorded, declared, place))
             others = Alternatives(recorded, model, operation, declared)
-            device, settled = device_kind(recorded.run.record.device), chosen(recorded, declared, place)
+            device, settled = device_kind(recorded.run.record.device), tpu_chooses(recorded, declared, place)
             made = _emulate(operation, here, model, others, device, settled)
             yield from _records(recorded, operation, made, others, of_policy(here.policy, decode))
 
@@ -164,7 +170,7 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
     if multiplies_integers(policy, row) and not exact:
         return f"weights = {policy.weights} on {device or 'an unknown device'}"
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
-    if row.sums and "float32" in factors(policy, row, decode) and not exact:
+    if row.sums and "float32" in factor_formats(policy, row, decode) and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
     return None
 
@@ -175,8 +181,8 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
 
 
 def _emulate(
-    o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str, settled: bool
-) -> Emulated:  # fmt: skip
+    o: Operation, emulations: LocalEmulations, model: Model, others: Alternatives, device: str, settled: bool
+) -> LocalEvaluation:  # fmt: skip
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
     roundings = emulations.of(o, model, device, settled)
@@ -190,29 +196,29 @@ def _emulate(
     arrays = dict(zip(first, every, strict=False))
     policies = [name for name in roundings if name.startswith("policy")]
     made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
-    centre = formula(policy)
+    centre = formula_rounding(policy)
     meant = arrays["fp64"] if centre == FP64 else canonical(o.evaluate([centre])[0], axes)
     known = settled and rounds_inputs(o, model)
-    yard = measure(o, model, policy, meant, made, arrays[policies[0]] if known else None)
+    yard = measure_yardstick(o, model, policy, meant, made, arrays[policies[0]] if known else None)
     wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = Emulation(policy.name).name
     named = {label: arrays[best]}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
-    share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
+    share = explained_share(wide, norm(wide - arrays["fp64"]), arrays[best])
     tried = [best] if share >= CLEARLY else policies
     elided = tuple(best.split("|")[1:])
     if share < CLEARLY:
-        near = min(others.unrounded(), key=lambda other: norm(wide - other.emulated), default=None)
+        near = min(others.reading_unrounded(), key=lambda other: norm(wide - other.emulated), default=None)
         if near is not None and norm(wide - near.emulated) < norm(wide - arrays[best]):
             elided, named[label] = near.name, near.emulated
             yard = yard.reading_unrounded(near.emulated, arrays[best])
-    for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
+    for name, variants in emulations.with_accumulations({p: roundings[p] for p in tried}, point).items():
         outs = [canonical(y, axes) for y in o.evaluate([alone[Emulation(accumulation=name).name], *variants.values()])]
         named[Emulation(accumulation=name).name] = outs[0]
         if len(outs) > 1:
             named[Emulation(policy.name, name).name] = min(outs[1:], key=lambda y: norm(wide - y))
-    return Emulated(
+    return LocalEvaluation(
         yard,
         named,
         label,
@@ -238,7 +244,7 @@ def _costly(arrays: dict[str, Array], dtype: str) -> str | None:
 
 
 def _records(
-    recorded: Recorded, o: Operation, made: Emulated, others: Iterable[Alternative], base: Rounding
+    recorded: Recorded, o: Operation, made: LocalEvaluation, others: Iterable[Alternative], base: Rounding
 ) -> Iterator[ErrorRecord]:
     """Yield one local and the accum records of every step."""
     for step, rows in o.part.steps:
@@ -261,7 +267,7 @@ def _among(some: Array, every: Array, rows: slice) -> Array:
     return np.flatnonzero(np.isin(some, every[rows]))
 
 
-def _closest(made: Emulated, others: Iterable[Alternative], one: slice) -> Emulated:
+def _closest(made: LocalEvaluation, others: Iterable[Alternative], one: slice) -> LocalEvaluation:
     """Return what was made, with the first other honest emulation that closes where the policy's does not."""
     if made.closes or not np.isfinite(made.yardstick.candidate).all():
         return made
@@ -272,13 +278,13 @@ def _closest(made: Emulated, others: Iterable[Alternative], one: slice) -> Emula
     return made
 
 
-def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
+def _step(o: Operation, stored: Array, made: LocalEvaluation) -> Iterator[ErrorRecord]:
     place, yard = o.place, made.yardstick
     exact = made.exact
-    back = exact.transpose(1, 0, 2) if o.row.keyed else exact.reshape(stored.shape)
-    d, numbers = measured(stored, back, place.point, yard.positions, o.window)
+    back = exact.transpose(1, 0, 2) if o.row.over_keys else exact.reshape(stored.shape)
+    d, numbers = measure_rows(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
-    shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
+    shares = {name: json_number(explained_share(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
     found = made.residue
     for name, scope in found.scopes.items():
         numbers["scopes"].setdefault(name, {}).update(scope)
@@ -286,7 +292,7 @@ def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
         "explained": shares,
         "unexplained": found.unexplained,
         "slices": found.slices,
-        "ratio": number(ratio(error, norm(best - exact))),
+        "ratio": json_number(ratio(error, norm(best - exact))),
     }
     extra |= {key: y for key in ("inherits", "costly") if (y := getattr(made, key)) is not None}
     if made.elided:
@@ -294,20 +300,4 @@ def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
     yield place.record("local", o.id, "fp64", **numbers, **extra)
     for name, y in made.emulated.items():
         if name.startswith(SUMS):
-            yield place.record("accum", name, "fp64", **_small(y, d.reference))
-
-
-def _small(emulation: Array, reference: Array) -> dict[str, Any]:
-    """Return the sizes of an emulation's own error."""
-    with np.errstate(invalid="ignore"):
-        error = emulation - reference
-    bad = int((~np.isfinite(error)).sum())
-    error = np.where(np.isfinite(error), error, 0.0)
-    size = np.abs(error)
-    return {
-        "n": error.size,
-        "nonfinite": bad,
-        "mae": number(size.mean()),
-        "max_diff": number(size.max()),
-        "rel_l2": number(ratio(norm(error), norm(reference))),
-    }
+            yield place.record("accum", name, "fp64", **error_sizes(y, d.reference))

@@ -8,16 +8,21 @@ from typing import Protocol
 import numpy as np
 
 from precaudit.models.numpy_decoder.honest import Form
-from precaudit.models.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
-from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
-from precaudit.models.numpy_decoder.operators import Rule, attend, softmax
+from precaudit.models.numpy_decoder.magnitudes import (
+    attention_magnitude,
+    probability_magnitude,
+    rowwise,
+    score_magnitude,
+)
+from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attend_variants
+from precaudit.models.numpy_decoder.operators import AttentionRule, attend, softmax
 from precaudit.models.numpy_decoder.rounding import Rounding, sharing_products
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.schema.graphs.decoder import CACHES, POINTS, inputs_of
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.lengths import row_lengths
-from precaudit.schema.metrics.rows import masked, visible
+from precaudit.schema.metrics.rows import masked_elements, zero_masked
 from precaudit.schema.places import Place
 
 Magnitude = Callable[[float], Array]
@@ -66,14 +71,14 @@ class Operation:
     @property
     def stored(self) -> Array:
         """The recorded values of the rows that can be made again; 0 where scores are masked."""
-        return visible(self.part.values, self._hidden) if "S" in self.axes else self.part.at(self.positions)
+        return zero_masked(self.part.values, self._hidden) if "S" in self.axes else self.part.at(self.positions)
 
     @cached_property
     def _hidden(self) -> Array | None:
         """Where [1, T, S] the point's elements are masked."""
         if self.row.kind != "score":
             return None
-        hidden = masked(self.place.point, self.positions, self.part.values.shape[2], self.window)
+        hidden = masked_elements(self.place.point, self.positions, self.part.values.shape[2], self.window)
         return None if hidden is None else hidden.transpose(1, 0, 2)
 
     def evaluate(
@@ -81,7 +86,7 @@ class Operation:
     ) -> list[Array]:
         """Return the operation on its recorded inputs, or others, under roundings; 0 where scores are masked."""
         made = self.run(self.inputs if inputs is None else inputs, roundings, form)
-        return [visible(y, self._hidden) for y in made]
+        return [zero_masked(y, self._hidden) for y in made]
 
 
 def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Operation | None:
@@ -124,7 +129,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
     """Return Operation's positions, inputs, evaluate and magnitude; None where inputs were not recorded."""
     row = POINTS[place.point]
     if row.attends:
-        return _attention(recorded, Rule.of(model.config, place.layer), place, part)
+        return _attention(recorded, AttentionRule.of(model.config, place.layer), place, part)
     layer = place.layer
     last = model.config.layers - 1 if layer is None else layer
     inputs = [
@@ -155,7 +160,7 @@ def _on_rows(
     """Return how an operation on rows is made again, and the sizes of its terms."""
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
-        summed = with_sums(roundings, form)
+        summed = with_form_sums(roundings, form)
         if POINTS[point].kind == "head":
             return model.logits(inputs[0], summed)
         shared = sharing_products(summed)
@@ -164,14 +169,14 @@ def _on_rows(
     return run, lambda _u: rowwise(point, model, layer, values)
 
 
-def with_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding]:
+def with_form_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding]:
     """Return the roundings with a form's sums."""
     if form is None or form.dot is None:
         return list(roundings)
     return [replace(r, dot=form.dot) for r in roundings]
 
 
-def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Evaluation | None:
+def _attention(recorded: Recorded, rule: AttentionRule, place: Place, part: Rows) -> Evaluation | None:
     prompt, phase, layer = place.prompt, place.phase, place.layer
     assert layer is not None
     row = POINTS[place.point]
@@ -193,26 +198,26 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
         source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
 
         def score(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
-            return [all_scores(inputs[0], inputs[1], rule, r) for r in with_sums(roundings, form)]
+            return [all_scores(inputs[0], inputs[1], rule, r) for r in with_form_sums(roundings, form)]
 
-        return positions, (queries, source), score, lambda _u: scored(queries, source, rule)
+        return positions, (queries, source), score, lambda _u: score_magnitude(queries, source, rule)
 
     run = _mixing(rule, positions, k, v, recorded.start_of(prompt))
-    return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
+    return positions, (queries, k[0], v[0]), run, lambda u: attention_magnitude(queries, k[0], v[0], positions, rule, u)
 
 
-def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array], start: int) -> Evaluate:
+def _mixing(rule: AttentionRule, positions: Array, k: Sequence[Array], v: Sequence[Array], start: int) -> Evaluate:
     """Return how attention's output is made again; of two keys and values the last row read the second.
 
     ``start``: the slot of the first key.
     """
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
-        q, summed = inputs[0], [r.starting(start) for r in with_sums(roundings, form)]
+        q, summed = inputs[0], [r.starting(start) for r in with_form_sums(roundings, form)]
         inner = attend if form is None else form.attend
-        out = attention_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
+        out = attend_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
-            last = attention_variants(q[-1:], k[1], v[1], positions[-1:], rule, summed, inner)
+            last = attend_variants(q[-1:], k[1], v[1], positions[-1:], rule, summed, inner)
             for whole, row in zip(out, last, strict=True):
                 whole[-1:] = row
         return out
@@ -253,4 +258,4 @@ def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -
         inner = softmax if form is None else form.softmax
         return [all_probs(inputs[0], at, window, r, inner) for r in roundings]
 
-    return at, (wide,), run, lambda _u: normalised(wide, at, window)
+    return at, (wide,), run, lambda _u: probability_magnitude(wide, at, window)

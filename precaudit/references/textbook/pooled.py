@@ -9,7 +9,7 @@ import numpy as np
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
@@ -43,15 +43,15 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
             layers_told(tell, "FP64 with the policy's mask", n), lengths=turned,
         )  # fmt: skip
     declared = (of_policy(policy, d) for d in (False, True))
-    plain, decode = (replace(r, dot=summed(r.dot, dot)) for r in declared)
+    plain, decode = (replace(r, dot=with_sums(r.dot, dot)) for r in declared)
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
-    passes: list[tuple[Pool, Decoding | None]] = [
-        (Pool(whole, recorded.config, whole.noise, whole.kl, whole.about), None)
+    passes: list[tuple[LogitsPool, Decoding | None]] = [
+        (LogitsPool(whole, recorded.config, whole.noise, whole.kl, whole.about), None)
     ]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
         first = [len(recorded.run.prompts[s.prompt].tokens) - 1 for s in whole.distinct]
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
-        pool = Pool(whole, recorded.config, whole.decoded, whole.decoded_kl, whole.decoded_about)
+        pool = LogitsPool(whole, recorded.config, whole.decoded, whole.decoded_kl, whole.decoded_about)
         passes.append((pool, decoding))
     for pool, rows in passes:
         what = "emulated policy" if rows is None else "emulated policy of decode"
@@ -68,15 +68,15 @@ def cached_otherwise(policy: Policy) -> bool:
 def layers_told(tell: Advance, what: str, n: int) -> Callable[[int], None]:
     """Return what is told of each layer that is done; the first begins now. Layers are counted from 1, as of ``n``."""
 
-    def done(layer: int) -> None:
+    def advance(layer: int) -> None:
         tell(layer + 1, n, f"{what}, layer {min(layer + 2, n)} of {n}")
 
-    done(-1)
-    return done
+    advance(-1)
+    return advance
 
 
 @dataclass
-class Pool:
+class LogitsPool:
     """Adds up what draws of the emulated policy leave; ``errors``: of the sampled logits rows of a prompt [S, V].
 
     ``apart``: mean KL of a mask's rows [R] themselves: what a mask does is the same in every draw, and another row's
@@ -102,7 +102,7 @@ class Pool:
         reference = self.whole.of(sequence, layer, point)
         assert reference is not None
         error = canonical(values - reference, POINTS[point].axes)
-        if POINTS[point].keyed:
+        if POINTS[point].over_keys:
             hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
             error = np.where(hidden[:, None], 0.0, error)
         key = (sequence, layer, point)
@@ -113,9 +113,9 @@ class Pool:
             apart = [kl(r, x) for r, x in zip(np.asarray(reference), values, strict=True)]
             self.apart[sequence] = self.apart.get(sequence, 0.0) + np.asarray(apart) / RUNS
         if point == LOGITS:
-            self.errors.setdefault(sequence, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
+            self.errors.setdefault(sequence, []).append(error[self.sampled_rows(len(error)), 0].astype(np.float32))
 
-    def sampled(self, rows: int) -> Array:
+    def sampled_rows(self, rows: int) -> Array:
         """Return the logits rows whose errors are kept: fewer where many prompts or a large vocabulary hold much."""
         each = 4 * RUNS * self.config.vocab * len(self.sequences)
         n = max(1, min(ROWS, KEPT // each))
@@ -130,7 +130,7 @@ class Pool:
             if not len(size):  # a run that was cut off before its first step
                 self.kl[sequence] = size
                 continue
-            own = size[self.sampled(len(size))]
+            own = size[self.sampled_rows(len(size))]
             scale = np.divide(1.0, own, out=np.zeros_like(own), where=own > 0)[:, None]
             made = expected_kl(np.asarray(logits), (x * scale for x in kept))
             self.kl[sequence] = size**2 * made + roundoff_kl(np.asarray(logits))

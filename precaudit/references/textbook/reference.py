@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precaudit.models.checkpoints import Checkpoint
-from precaudit.models.configs import attended
+from precaudit.models.configs import with_window
 from precaudit.models.numpy_decoder.honest import honest_forms
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
-from precaudit.references.textbook.forward import establish, forward_errors
+from precaudit.references.textbook.forward import forward_errors, reference_values
 from precaudit.references.textbook.handover import handover_errors
-from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.textbook.local import LocalEmulations, local_errors
 from precaudit.references.textbook.pooled import emulate
 from precaudit.references.textbook.sums import sum_errors
 from precaudit.references.textbook.whole import Whole
@@ -38,7 +38,7 @@ class Textbook:
     recorded: Recorded
     model: Model
     policy: Policy
-    emulations: Emulations
+    emulations: LocalEmulations
     whole: Whole | None
 
     @classmethod
@@ -48,13 +48,13 @@ class Textbook:
         """Compute, or find in the cache, all that a selection needs of the whole model."""
         record = recorded.run.record
         policy = recorded_policy(record)
-        read = checkpoint.tensors.read if checkpoint is not None else _no_weights
-        model = Model(attended(recorded.config, policy), read)
+        read = checkpoint.tensors.read_tensor if checkpoint is not None else _no_weights
+        model = Model(with_window(recorded.config, policy), read)
         whole = None
         if checkpoint is not None:
             weights = f"{record.model.sha256}:{held_weights(policy)}"
-            whole = establish(recorded, model, weights, policy, selected, cache, tell)
-        return cls(recorded, model, policy, Emulations(policy, selected.accum), whole)
+            whole = reference_values(recorded, model, weights, policy, selected, cache, tell)
+        return cls(recorded, model, policy, LocalEmulations(policy, selected.accum), whole)
 
     def of_prompts(self, prompts: Collection[str]) -> "Textbook":
         """Return what is needed of some prompts, for another process: it reads no tensors and has nothing open."""
@@ -64,7 +64,7 @@ class Textbook:
 
     def reading(self, checkpoint: Checkpoint) -> "Textbook":
         """Return the same that reads a model's tensors."""
-        return replace(self, model=Model(self.model.config, checkpoint.tensors.read))
+        return replace(self, model=Model(self.model.config, checkpoint.tensors.read_tensor))
 
     def warm(self, layer: int | None) -> None:
         """Read a layer's weights before its operations ask for them, one by one."""
@@ -89,7 +89,7 @@ class Textbook:
             if here in self.recorded.index:
                 yield here.record("forward", self.recorded.run.record.id, "fp64", unknown=LACKS)
 
-    def handed(self, place: Place) -> Iterator[ErrorRecord]:
+    def handover_records(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the state records of what a layer was handed by the one before."""
         yield from handover_errors(self.recorded, self.model, self.whole is not None, place)
 
@@ -109,12 +109,12 @@ class Textbook:
         return True
 
 
-def shadowed(
+def shadow_records(
     recorded: Recorded, checkpoint: Checkpoint, selected: Selected, program_on: ProgramOn
 ) -> list[ErrorRecord]:
     """Return the formula records of a selection: the program's FP64 shadow against the textbook."""
     policy = recorded_policy(recorded.run.record)
-    model = Model(attended(recorded.config, policy), checkpoint.tensors.read)
+    model = Model(with_window(recorded.config, policy), checkpoint.tensors.read_tensor)
     return list(formula_errors(recorded, model, selected.prompts, program_on, selected.phases))
 
 

@@ -12,24 +12,24 @@ import numpy as np
 
 from precaudit.models.numpy_decoder.honest import on_single_rows
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.rounding import formula, of_policy
+from precaudit.models.numpy_decoder.rounding import formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.row_sums import RowSums, hashes_of, sums_of
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.textbook.handover import POINT as HANDED
-from precaudit.references.textbook.handover import embedded, handed
+from precaudit.references.textbook.handover import embed_rows, is_handed_on
 from precaudit.references.textbook.local import not_emulated
 from precaudit.references.textbook.operations import prepare
-from precaudit.references.textbook.units import chosen, policy_at, undecided
-from precaudit.references.textbook.unrecorded import Made, before_norm, made_through
-from precaudit.schema.coverage import HASH_FORMAT, point_format, summed_places, unrecorded
+from precaudit.references.textbook.units import policy_at, tpu_chooses, why_undecided
+from precaudit.references.textbook.unrecorded import UnrecordedRows, before_norm, made_through
+from precaudit.schema.coverage import HASH_FORMAT, point_format, summed_places, unrecorded_path
 from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of
-from precaudit.schema.metrics.rows import unseen, visible
+from precaudit.schema.metrics.rows import unseen, zero_masked
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.places import Place, row_spans
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -61,8 +61,8 @@ def sum_errors(
     asked, run, config = recorded.requested, recorded.run.record.id, recorded.config
     if not asked.row_sums:
         return
-    if HANDED not in asked.points and handed(recorded, layer):
-        yield from _handed(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
+    if HANDED not in asked.points and is_handed_on(recorded, layer):
+        yield from _handover_records(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
     for at, point in summed_places(asked, config.layers, config.sparse, phase):
         if at != layer:
             continue
@@ -72,11 +72,11 @@ def sum_errors(
             if POINTS[point].within is None:  # a program need not show what lies within an operation
                 yield here.record("sums", run, "summands", missing="requested, not in the run")
             continue
-        expected = _expected(recorded, model, weights, policy, here, found)
+        expected = _expect(recorded, model, weights, policy, here, found)
         if isinstance(expected, str):
             yield here.record("sums", run, "summands", unknown=expected)
         elif len(expected.positions):
-            yield _judged(here, run, found, expected)
+            yield _judge(here, run, found, expected)
 
 
 def _told_by(recorded: Recorded, place: Place) -> RowSums | None:
@@ -92,31 +92,35 @@ def _backwards(recorded: Recorded, place: Place) -> bool:
     return row.kind == "norm" and not {*recorded.requested.points, *recorded.requested.support}.issuperset(row.inputs)
 
 
-def _expected(
+def _expect(
     recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place, found: RowSums
 ) -> Expected | str:
     """Return what a place's rows have to sum up to, or why that is not known."""
     row, asked, sparse = POINTS[place.point], recorded.requested, recorded.config.sparse
     if row.kind == "sum":
-        return _added(recorded, policy, place, found) or "the sums of its inputs were not recorded"
+        return _residual_sums(recorded, policy, place, found) or "the sums of its inputs were not recorded"
     if row.tensors and not weights:
         return "weights"
-    between = () if row.kind in ("score", "norm") else unrecorded(place.point, {*asked.points, *asked.support}, sparse)
+    between = (
+        () if row.kind in ("score", "norm") else unrecorded_path(place.point, {*asked.points, *asked.support}, sparse)
+    )
     for name in (*(between or ()), place.point):
         here = place._replace(point=name)
         lacking = not_emulated(policy, name, place.phase == "decode", device_kind(recorded.run.record.device))
-        if lacking or (lacking := undecided(recorded, policy, here)):
+        if lacking or (lacking := why_undecided(recorded, policy, here)):
             return f"no emulation of {lacking}"
     if _backwards(recorded, place):
-        made = _unnormalised(recorded, model, policy, place, found)
+        made = _sums_before_norm(recorded, model, policy, place, found)
     elif between:
         made = _made_through(recorded, model, policy, place, found)
     else:
-        made = _made(recorded, model, policy, place, found)
+        made = _operation_sums(recorded, model, policy, place, found)
     return made or "inputs were not recorded"
 
 
-def _handed(recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place) -> Iterator[ErrorRecord]:
+def _handover_records(
+    recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place
+) -> Iterator[ErrorRecord]:
     """Compare hashes of the rows entering a layer with those of the rows that left the one before, or embeddings."""
     assert place.layer is not None
     run, reference = recorded.run.record.id, STREAM if place.layer else "embedding"
@@ -132,7 +136,7 @@ def _handed(recorded: Recorded, model: Model, weights: bool, policy: Policy, pla
         tokens = np.asarray(recorded.fed_tokens(place.prompt))
         known = weights and found.positions.max() < len(tokens)
         stored = point_format(policy, place.point)
-        wanted = hashes_of(embedded(model, tokens[found.positions], stored)) if known else None
+        wanted = hashes_of(embed_rows(model, tokens[found.positions], stored)) if known else None
     if wanted is None:
         why = f"the {STREAM} rows were not recorded" if place.layer else "weights"
         yield place.record("state", run, reference, unknown=why)
@@ -144,7 +148,7 @@ def _handed(recorded: Recorded, model: Model, weights: bool, policy: Policy, pla
     )  # fmt: skip
 
 
-def _added(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> Expected | None:
+def _residual_sums(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> Expected | None:
     """Return what the residual stream has to sum up to: its summands."""
     assert place.layer is not None
     names = inputs_of(place.point, recorded.config.sparse)
@@ -155,16 +159,20 @@ def _added(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> 
     own, other = (FORMATS[point_format(policy, name)].unit_roundoff for name in (place.point, names[1]))
     rounded = np.hypot(own * found.sizes, max(own, other) * more.sizes) / ROOT
     width = recorded.config.width
-    taken = np.sqrt(sum((_taken(x, width) ** 2 for x in (found, stream, more)), np.zeros(len(found.positions))))
+    taken = np.sqrt(
+        sum((_summation_loss(x, width) ** 2 for x in (found, stream, more)), np.zeros(len(found.positions)))
+    )
     return Expected(found.positions, stream.sums + more.sums, np.hypot(rounded, taken))
 
 
-def _taken(rows: RowSums, terms: int) -> Array:
+def _summation_loss(rows: RowSums, terms: int) -> Array:
     """Return the size of what sums taken in float32 lose [T]: partial sums are at most of the size of the row."""
     return np.zeros(len(rows.sizes)) if rows.exact else SINGLE * np.sqrt(terms) * rows.sizes
 
 
-def _unnormalised(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
+def _sums_before_norm(
+    recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums
+) -> Expected | None:
     """Return what the rows that a recorded norm was made of have to sum up to."""
     rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
     stream = None if rows is None else before_norm(recorded, model, policy, place, rows.positions)
@@ -197,7 +205,7 @@ def _made_through(recorded: Recorded, model: Model, policy: Policy, place: Place
     return Expected(found.positions, sums, np.hypot(noise, floor), made.since)
 
 
-def _noise(made: Made) -> Array:
+def _noise(made: UnrecordedRows) -> Array:
     """Return the largest ‖e‖ [T] of draws."""
     return np.max([_size(y - made.rows) for y in made.draws], axis=0)
 
@@ -207,26 +215,26 @@ def _over(a: Array, b: Array) -> Array:
     return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
 
 
-def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
+def _operation_sums(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
     """Return what an operation on recorded inputs has to sum up to; None where inputs were not recorded."""
     device, decode = device_kind(recorded.run.record.device), place.phase == "decode"
     row, here = POINTS[place.point], policy_at(recorded, policy, place)
-    wide = row.keyed and decode and policy.decode_attention == "float32"
+    wide = row.over_keys and decode and policy.decode_attention == "float32"
     stored = "float32" if wide else point_format(policy, place.point)
-    settled = chosen(recorded, policy, place)
+    settled = tpu_chooses(recorded, policy, place)
     ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, device, decode, settled)
-    roundings = [formula(here), *ways.values()]
+    roundings = [formula_rounding(here), *ways.values()]
     parts = []
     for rows, keys in _parts(place, found.positions):
-        shape = (recorded.config.heads, len(rows), keys) if row.keyed else (len(rows), recorded.config.width)
+        shape = (recorded.config.heads, len(rows), keys) if row.over_keys else (len(rows), recorded.config.width)
         part = Rows(np.zeros(shape, FORMATS[stored].dtype), rows, ((0, slice(0, len(rows))),))
         operation = prepare(recorded, model, place, part)
         if operation is None or len(operation.positions) < len(rows):
             return None
-        grids = [_rows(y, row.keyed, rows) for y in operation.run(operation.inputs, roundings, None)]
+        grids = [_rows(y, row.over_keys, rows) for y in operation.run(operation.inputs, roundings, None)]
         noise = np.max([_size(y - grids[0]) for y in grids[1:]], axis=0)
         if stored == "float32":
-            noise = np.hypot(noise, SINGLE * _size(_rows(operation.magnitude(SINGLE), row.keyed, rows)))
+            noise = np.hypot(noise, SINGLE * _size(_rows(operation.magnitude(SINGLE), row.over_keys, rows)))
         if row.kind == "norm":  # it may read the row before it was rounded
             noise = np.hypot(noise, FORMATS[point_format(policy, row.inputs[0])].unit_roundoff * _size(grids[0]) / ROOT)
         taken = SINGLE * np.sqrt(grids[0][0].size) * _size(grids[0])
@@ -238,7 +246,7 @@ def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found:
 def _parts(place: Place, positions: Array) -> Iterator[tuple[Array, int]]:
     """Yield rows that read the same keys, and how many keys there are: decode's last step has a cache of its own."""
     last = int(positions[-1]) + 1
-    if place.phase != "decode" or not POINTS[place.point].keyed or len(positions) < 2:
+    if place.phase != "decode" or not POINTS[place.point].over_keys or len(positions) < 2:
         yield positions, last
         return
     yield positions[:-1], last - 1
@@ -249,7 +257,7 @@ def _rows(made: Array, keyed: bool, positions: Array) -> Array:
     """Return an operation's result as rows [T, …], 0 where a key comes after the row."""
     if not keyed:
         return made.reshape(len(made), -1)
-    return visible(made.transpose(1, 0, 2), unseen(positions, made.shape[2], None)[:, None, :])
+    return zero_masked(made.transpose(1, 0, 2), unseen(positions, made.shape[2], None)[:, None, :])
 
 
 def _size(rows: Array) -> Array:
@@ -257,7 +265,7 @@ def _size(rows: Array) -> Array:
     return np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(axis=1))
 
 
-def _judged(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorRecord:
+def _judge(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorRecord:
     """Return a record: how far sums are from what they have to be, in units of what rounding leaves."""
     same = found.at(expected.positions)
     assert same is not None
@@ -272,10 +280,10 @@ def _judged(place: Place, run: str, found: RowSums, expected: Expected) -> Error
     units = np.where(error == 0, 0.0, np.abs(error) / np.where(noise > 0, noise, np.finfo(float).tiny))
     worst = int(units.max(axis=1).argmax())
     numbers: dict[str, Any] = {
-        "n": units.size, "nonfinite": int((~finite & known).sum()), "ratio": number(np.sqrt((units**2).mean())),
-        "gain": number((error * meant).sum() / ((meant**2).sum() or 1.0)),
-        "rel_l2": number(ratio(norm(error), norm(meant))),
-        "scopes": {"token": {"ratio": (number(units[worst].max()), int(found.positions[rows][worst]))}},
+        "n": units.size, "nonfinite": int((~finite & known).sum()), "ratio": json_number(np.sqrt((units**2).mean())),
+        "gain": json_number((error * meant).sum() / ((meant**2).sum() or 1.0)),
+        "rel_l2": json_number(ratio(norm(error), norm(meant))),
+        "scopes": {"token": {"ratio": (json_number(units[worst].max()), int(found.positions[rows][worst]))}},
         "slices": {"token": units.size}, "inherits": expected.since,
     }  # fmt: skip
     return place.record("sums", run, "summands", **numbers)

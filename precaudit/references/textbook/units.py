@@ -18,7 +18,7 @@ SETTINGS: dict[Way, str] = {
 }  # fmt: skip
 
 
-def factors(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
+def factor_formats(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
     """Return the formats of what an operation multiplies, as a policy has them."""
     if decode and policy.decode_attention == "float32" and row.reads_keys:
         return ("float32",)
@@ -31,7 +31,7 @@ def multiplies_integers(policy: Policy, row: Point) -> bool:
     return of_weights and policy.weights in INTEGERS
 
 
-def chosen(recorded: Recorded, policy: Policy, place: Place) -> bool:
+def tpu_chooses(recorded: Recorded, policy: Policy, place: Place) -> bool:
     """Whether a place's products are such as a TPU's compiler chooses the precision of: float32, below six passes.
 
     ``policy``: as its device makes it (``policies.on_device``).
@@ -39,12 +39,12 @@ def chosen(recorded: Recorded, policy: Policy, place: Place) -> bool:
     device, row = recorded.run.record.device, POINTS[place.point]
     if device_kind(device) != "tpu" or device.endswith(FROM_JAXPR) or not row.sums:
         return False
-    return policy.matmul in PRESETS and "float32" in factors(policy, row, place.phase == "decode")
+    return policy.matmul in PRESETS and "float32" in factor_formats(policy, row, place.phase == "decode")
 
 
-def undecided(recorded: Recorded, policy: Policy, place: Place) -> str | None:
+def why_undecided(recorded: Recorded, policy: Policy, place: Place) -> str | None:
     """Return why it is not known how a place's products were made; None where it is, or where it changes nothing."""
-    if not chosen(recorded, policy, place):
+    if not tpu_chooses(recorded, policy, place):
         return None
     found = _ways(recorded, policy, place)
     if not found:
@@ -63,7 +63,7 @@ def policy_at(recorded: Recorded, policy: Policy, place: Place) -> Policy:
     """
     if device_kind(recorded.run.record.device) == "gpu" and multiplies_integers(policy, POINTS[place.point]):
         return replace(policy, matmul="highest")
-    if not chosen(recorded, policy, place) or undecided(recorded, policy, place) is not None:
+    if not tpu_chooses(recorded, policy, place) or why_undecided(recorded, policy, place) is not None:
         return policy
     (way,) = _ways(recorded, policy, place)
     made = SETTINGS[way]
@@ -81,6 +81,6 @@ def _ways(recorded: Recorded, policy: Policy, place: Place) -> frozenset[Way]:
     found = [ways_of(recorded, place.prompt, place.phase, name) for name in (place.point, *inner)]
     if policy.attention != "naive" and row.kind == "mix":
         found = found[:1]  # one kernel makes both products, under its own name
-    narrow = set(factors(policy, row, place.phase == "decode")) != {"float32"}
+    narrow = set(factor_formats(policy, row, place.phase == "decode")) != {"float32"}
     named: dict[Way, Way] = {"float32, one operand bfloat16": "float32"} if narrow else {}
     return frozenset(named.get(way, way) for ways in found for way in ways) if all(found) else frozenset()

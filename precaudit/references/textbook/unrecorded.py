@@ -13,13 +13,13 @@ import numpy as np
 
 from precaudit.models.numpy_decoder.honest import on_single_rows
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.rounding import Rounding, formula, of_policy, redrawn, single_precision_dot
+from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding, of_policy, redrawn, single_precision_dot
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.operations import lengths_at
-from precaudit.references.textbook.units import chosen, policy_at
-from precaudit.schema.coverage import point_format, unrecorded
+from precaudit.references.textbook.units import policy_at, tpu_chooses
+from precaudit.schema.coverage import point_format, unrecorded_path
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
@@ -66,7 +66,7 @@ def before_norm(recorded: Recorded, model: Model, policy: Policy, place: Place, 
     return Stream(x, spread)
 
 
-class Made(NamedTuple):
+class UnrecordedRows(NamedTuple):
     """Rows [T, D] of an operation in FP64, and as a policy rounds them under several draws of its errors.
 
     ``since``: the first operation that was made again.
@@ -79,13 +79,13 @@ class Made(NamedTuple):
 
 def made_through(
     recorded: Recorded, model: Model, policy: Policy, place: Place, positions: Array, seeds: Iterable[int]
-) -> Made | None:
+) -> UnrecordedRows | None:
     """Return an operation's rows at ``positions`` where others, not recorded, lie before; None without their inputs.
 
     ``seeds``: of the draws; of 0 the policy's own roundings.
     """
     config, asked = recorded.config, recorded.requested
-    between = unrecorded(place.point, {*asked.points, *asked.support}, config.sparse)
+    between = unrecorded_path(place.point, {*asked.points, *asked.support}, config.sparse)
     if not between or place.layer is None:
         return None
     names = (*between, place.point)
@@ -105,13 +105,13 @@ def made_through(
         known[name], since = stream, norm
     here = {n: place._replace(point=n) for n in names}
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
-    settled = {n: chosen(recorded, policy, at) for n, at in here.items()}
+    settled = {n: tpu_chooses(recorded, policy, at) for n, at in here.items()}
     ways = _ways(policies, settled, place.phase == "decode", device_kind(recorded.run.record.device))
     of = partial(_made_again, model, place.layer, positions, lengths_at(recorded, place, positions))
     given = {seed: {n: x.drawn(seed) for n, x in known.items()} for seed in seeds}
     draws = tuple(of(given[seed], _redrawn(way, seed)) for way in ways for seed in given)
     exact = {n: x.rows for n, x in known.items()}
-    return Made(of(exact, {n: formula(p) for n, p in policies.items()}), draws, since)
+    return UnrecordedRows(of(exact, {n: formula_rounding(p) for n, p in policies.items()}), draws, since)
 
 
 def _made_again(

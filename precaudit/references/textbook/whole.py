@@ -98,7 +98,7 @@ class Whole:
         )  # fmt: skip
 
     @property
-    def said(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What a reader should know of the cache."""
         return list(dict.fromkeys(text for place in self.places.values() for text in place.said))
 

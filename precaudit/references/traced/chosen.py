@@ -11,13 +11,13 @@ from msgspec import structs
 
 from precaudit.interpreters.jaxpr.choices import choices
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
-from precaudit.interpreters.jaxpr.sites import STATE, Site, numbered
+from precaudit.interpreters.jaxpr.sites import STATE, Site, unique_names
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import Opened
+from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
 
 ROUNDINGS = 4.0  # unit roundoffs that two values may be apart, of which a compiler compares the unrounded ones
 
@@ -26,7 +26,7 @@ class Choices:
     """A program's choices, compiled once."""
 
     def __init__(self, made: Tagged, layers: Sequence[int] | None = None) -> None:
-        known = zip(numbered(made.states), made.states, strict=True)
+        known = zip(unique_names(made.states), made.states, strict=True)
         self.states: dict[str, Site] = {name: s for name, s in known if s.name in made.tags}
         self.units = {s.name: FORMATS[made.tags[s.name].by].unit_roundoff for s in self.states.values()}
         self.layers, self.distances = layers, jax.jit(choices(made.call, self.units, layers))
@@ -48,7 +48,7 @@ class Choices:
                 if off is None:
                     yield structs.replace(here, unknown=why or "what is chosen by is not made here")
                 else:
-                    yield structs.replace(here, dtype=np.dtype(site.dtype).name, **_counted(off[layer or 0]))
+                    yield structs.replace(here, dtype=np.dtype(site.dtype).name, **_count_choices(off[layer or 0]))
 
     def _distances(self, taps: dict[str, Array], args: tuple[Any, ...]) -> tuple[dict[str, Array], str | None]:
         """Return how far each choice is from that of the recorded values, and why there is none."""
@@ -60,13 +60,11 @@ class Choices:
             return {}, refusal(error)
 
     def _record(self, opened: Opened, case: str, call: int, name: str, layer: int | None) -> ErrorRecord:
-        return ErrorRecord(
-            prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=name.removeprefix(STATE), kind="state",
-            candidate=opened.record.id, reference="recorded values",
-        )  # fmt: skip
+        here = Place(case, opened.record.phase, call, layer, name.removeprefix(STATE))
+        return here.record("state", opened.record.id, "recorded values")
 
 
-def _counted(off: Array) -> dict[str, Any]:
+def _count_choices(off: Array) -> dict[str, Any]:
     """Return how many choices there are, how many are off, and which."""
     places = tuple((int(i), int(i) + 1) for i in np.flatnonzero(off))
     return {"n": off.size, "mismatched": len(places), "rows": places or None}

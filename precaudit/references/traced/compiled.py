@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
-from precaudit.references.traced.judged import At, Call, Segments
+from precaudit.references.traced.accumulations import Accumulations
+from precaudit.references.traced.judged import At, JudgedCall, Segments
 from precaudit.references.traced.remade import (
     DRAWS,
     FIRST,
@@ -57,31 +58,35 @@ class Realisations:
 def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
     """Return how the segments of an open jaxpr may be made.
 
-    ``units``: how a TPU or a GPU makes products, None of a CPU; where a TPU's vector unit makes some, every way is
+    ``units``: how the device makes products, None: as they declare; where a TPU's vector unit makes some, every way is
     tried with their terms rounded, too. ``flush``: whether the device makes 0 of subnormals.
     """
     ways: Mapping[Name, Realisation] = HONEST | (NARROW if sums_narrow(jaxpr) else {})
     tried, gpu = FIRST, units is not None and units.gpu
     if units is not None and units.gpu:
         ways, tried = _on_gpu(ways, units, units.otherwise(jaxpr))
+    elif units is not None and units.cpu:
+        ways = {name: units.making(how) for name, how in ways.items()}
     elif units is not None:
         tried = (*FIRST, INSIDE, UNSHARED)
         ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
         if units.vector:
             ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
     draws = tuple(replace(how, sums="shuffled") for how in DRAWS) if gpu else DRAWS  # as its threads come
-    first = frozenset(name for name in ways if _declared(name) in tried)
+    first = frozenset(name for name in ways if _declared_way(name) in tried)
     ways = {name: replace(how, flush=flush) for name, how in ways.items()}
     draws = tuple(replace(how, flush=flush) for how in draws)
-    narrow = units is None and any(map(narrow_product, equations(jaxpr)))
+    if units is not None and units.split:
+        draws = tuple(replace(how, split=units.split) for how in draws)
+    narrow = (units is None or units.cpu) and any(map(narrow_product, walk_equations(jaxpr)))
     return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu, narrow)
 
 
-class Compiled:
-    """Segments compiled when first asked for, under every realisation."""
+class CompiledSegments:
+    """Segments compiled when first asked for, under every realisation, and with sums in the formats of ``accum``."""
 
-    def __init__(self, tapped: Tapped, how: Realisations) -> None:
-        self.tapped, self.how = tapped, how
+    def __init__(self, tapped: Tapped, how: Realisations, accum: Sequence[str] = ()) -> None:
+        self.tapped, self.how, self.accumulations = tapped, how, Accumulations(tapped, accum)
         self.honest = {name: Remade(tapped, way) for name, way in how.honest.items()}
         self.names = [name for name in how.honest if name in how.first]
         self.first = Several(tapped, [self.honest[name] for name in self.names], exact=True)
@@ -94,8 +99,8 @@ class Compiled:
         twice = self.drawn.ways if how.gpu else ()
         self.apart = {way: Remade(tapped, replace(way.how, apart=True)) for way in twice}
 
-    def begun(
-        self, call: Call, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
+    def start(
+        self, call: JudgedCall, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
         closing: Closing | None = None,
     ) -> Callable[[], list[ErrorRecord]]:  # fmt: skip
         """Have JAX make what places make in FP64 and in the first ways; return what gives their records.
@@ -106,7 +111,7 @@ class Compiled:
         return partial(self._records, call, every, taps, args, cut, made, closing)
 
     def _records(
-        self, call: Call, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
+        self, call: JudgedCall, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
         made: list[dict[str, Any]], closing: Closing | None,
     ) -> list[ErrorRecord]:  # fmt: skip
         """Return the records of places.
@@ -117,7 +122,7 @@ class Compiled:
         """
         more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
         # not held here: what all places make is gigabytes
-        search = Search(call, every, self._made(made, [(p.name, layer) for p, layer in every], cut), more)
+        search = Search(call, every, self._segments(made, [(p.name, layer) for p, layer in every], cut), more)
         if closing is not None:
             search.as_before(closing)
         search.noise(self.drawn)
@@ -132,9 +137,9 @@ class Compiled:
             search.narrow_products(self.narrow_products)
         if self.how.gpu:
             search.on_gpu(self.apart, self.tied)
-        return search.found
+        return [*search.found, *self.accumulations.records(call, every, taps, args, cut)]
 
-    def _made(self, made: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
+    def _segments(self, made: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
         """Return segments in FP64 and in the first ways; it is let go."""
 
         def of(values: dict[str, Any]) -> Rows:
@@ -158,6 +163,6 @@ def _on_gpu(
     return every, (*FIRST, *((*form, *name) for form in forms if form for name in FIRST))
 
 
-def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
+def _declared_way(name: tuple[str, ...]) -> tuple[str, ...]:
     """Return a way's name without how products are made."""
     return name[1:] if name[:1] == (TERMS,) else name

@@ -12,19 +12,19 @@ from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.threads import each
-from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
+from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, not_taken, step_values
 from precaudit.references.closing import SINGLE, TIES, Yardstick
-from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restored
-from precaudit.references.traced.undrawn import fields, undrawn
+from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restore
+from precaudit.references.traced.undrawn import undrawn_fields, undrawn_numbers
 from precaudit.references.traced.units import flushes_of
 from precaudit.references.traced.unrounded import Name, Place, Rows
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
-from precaudit.schema.metrics.axes import along, clusters
+from precaudit.schema.metrics.axes import clusters, largest_along
 from precaudit.schema.metrics.residue import Noise, finite
-from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm, ratio, smallest_normal
+from precaudit.schema.metrics.sizes import canonical, explained_share, half_ulp, norm, ratio, smallest_normal
+from precaudit.schema.places import Place as Where
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PROGRAM_CALL
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 # Times the emulation's own error that a draw's may be: honest ones stay below a quarter of it in formats of 16 bits and
@@ -39,7 +39,7 @@ OPEN = "the compiled program does not say which unit makes a float32 product of 
 
 
 @dataclass(frozen=True)
-class Call:
+class JudgedCall:
     """One call of a recorded program: its case, its number, and what it recorded, by name."""
 
     opened: Opened
@@ -98,13 +98,13 @@ def closes(e: ErrorRecord, share: float = 1.0) -> bool:
     return e.unexplained is None or all(found <= share * limit for _, _, found, limit, _ in checks)
 
 
-def judged(call: Call, some: Sequence[At], made: Segments) -> list[ErrorRecord]:
+def judge_places(call: JudgedCall, some: Sequence[At], made: Segments) -> list[ErrorRecord]:
     """Return the records of some places of a call, made by as many threads as there are cores."""
     elements = sum(prod(p.shape) for p, _ in some)
     return each(_record, [(call, p, layer, made) for p, layer in some], elements)
 
 
-def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> ErrorRecord:
+def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments) -> ErrorRecord:
     whole = call.taps.get(p.name)
     if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
         return call.record(p, layer, **lacks)
@@ -114,25 +114,25 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
         return call.record(p, layer, unknown="no segment ends in it")
     exact = made.exact[place]
     every = {name: rows[place] for name, rows in made.honest.items() if place in rows}
-    if made.open and np.isnan(restored(every[()], p.dtype)[np.isfinite(exact)]).any():
+    if made.open and np.isnan(restore(every[()], p.dtype)[np.isfinite(exact)]).any():
         return call.record(p, layer, unknown=OPEN)
     stored = call.rows(p, layer)(whole)
     lost = lost_of(stored, exact) if p.whole else 0
-    drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
+    drawn = [restore(rows[place], p.dtype) for rows in made.drawn if place in rows]
     smallest = floor_of(p.dtype, flushes_of(call.opened.record))
     if not drawn:
-        return call.record(p, layer, lost=lost, **undrawn(stored, exact, every, p.shape, smallest))
-    honest = {name: restored(x, p.dtype) for name, x in every.items()}
+        return call.record(p, layer, lost=lost, **undrawn_numbers(stored, exact, every, p.shape, smallest))
+    honest = {name: restore(x, p.dtype) for name, x in every.items()}
     moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
     again = [rows[place] for rows in made.again if place in rows]
-    found = numbers(
+    found = local_numbers(
         stored, exact, honest, drawn, moved, tied, again, made.gpu, p.shape, made.sizes.get(place), smallest
     )
     return call.record(p, layer, lost=lost, **found)
 
 
-def numbers(
+def local_numbers(
     stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
     tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (), on_gpu: bool = False,
     shape: tuple[int, ...] | None = None, terms: Array | None = None, smallest: float = 0.0,
@@ -161,14 +161,14 @@ def numbers(
     if around is reference:
         steady = _steady(members, emulations[best], reference, (MOST_SINGLE if wide else MOST_NARROW), u)
     unsteady, members = len(members) - len(steady), steady
-    noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
+    noise = Noise.pool(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
     each = stored.shape if shape is None else shape
     noise = with_floors(noise, members, around, shown, each, smallest)
     size = np.abs(reference) if terms is None else finite(canonical(terms, "TD"))
     if terms is not None:  # in place: these may be hundreds of megabytes
         noise.power[...] += np.square(((SUMS if wide else 1.0) * SINGLE) * size)
     # where a result cancels by what no sum of terms tells, the size of what lies along an axis stands for theirs
-    allowed = along(shown.reshape(each)).reshape(shown.shape)
+    allowed = largest_along(shown.reshape(each)).reshape(shown.shape)
     allowed *= noise.relative
     np.square(allowed, out=allowed)
     allowed += noise.power
@@ -187,9 +187,9 @@ def numbers(
     residue = yard.residue(emulations[best])
     error = norm(finite(candidate - reference))
     made = finite(emulations[best])
-    share = explained(clean, norm(clean - shown), made)
+    share = explained_share(clean, norm(clean - shown), made)
     told = {"unsteady": unsteady} if unsteady else {}
-    return fields(stored, exact, best, residue, share, ratio(error, norm(made - shown))) | told
+    return undrawn_fields(stored, exact, best, residue, share, ratio(error, norm(made - shown))) | told
 
 
 def _steady(members: list[Array], emulated: Array, reference: Array, most: float, u: float) -> list[Array]:
@@ -226,7 +226,7 @@ def lost_of(stored: Array, exact: Array) -> int:
     return int(np.count_nonzero(widen(stored) != exact))
 
 
-def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:
+def unknown(call: JudgedCall, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:
     """Return the record of a point that has no reference; a NaN needs none (an infinity may be a mask's)."""
     whole = call.taps.get(p.name)
     if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
@@ -249,7 +249,7 @@ def lacks_of(
 
 def step_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
     """Return what cuts a step of its scans out of a point's values, as rows [rows, N]."""
-    return lambda x: cut(run, p, layer, x).reshape(-1, p.shape[-1] if p.shape else 1)
+    return lambda x: step_values(run, p, layer, x).reshape(-1, p.shape[-1] if p.shape else 1)
 
 
 def record_of(
@@ -257,7 +257,5 @@ def record_of(
     kind: Literal["local", "forward", "formula"] = "local", **numbers: Any,
 ) -> ErrorRecord:  # fmt: skip
     """Return a record of a place of a program's run."""
-    return ErrorRecord(
-        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind=kind, candidate=opened.record.id,
-        reference="fp64", **numbers,
-    )  # fmt: skip
+    here = Where(case, opened.record.phase, call, layer, p.name)
+    return here.record(kind, opened.record.id, "fp64", **numbers)

@@ -7,7 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from precaudit.interpreters.jaxpr.exceptions import Operation, Watched, Watching
+from precaudit.interpreters.jaxpr.exceptions import ProgramOperation, Watched, Watching
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import ProgramPoint
@@ -67,10 +67,10 @@ class OfCall:
         mask, only where there is nothing else, and not of what was recorded as no number before.
         """
         for at in (_at(p, step), ()):
-            found = [(self._alike(n, at), n) for n in self._followed(p, at) if self._counted(n, at).arises]
-            if found and not (min(found)[0] and self._inherited(p)):
+            found = [(self._alike(n, at), n) for n in self._sources(p, at) if self._count_of(n, at).arises]
+            if found and not (min(found)[0] and self._reads_nonfinite(p)):
                 n = min(found)[1]
-                return said(self.rounded.operations[n], self._counted(n, at))
+                return overflow_text(self.rounded.operations[n], self._count_of(n, at))
         return None
 
     @cached_property
@@ -83,29 +83,31 @@ class OfCall:
         """What they count in FP64."""
         return self.origins.exact(self.taps, self.args)
 
-    def _followed(self, p: ProgramPoint, at: At) -> set[int]:
+    def _sources(self, p: ProgramPoint, at: At) -> set[int]:
         """Return the operations whose results that are not finite a point's may be made of."""
         found: set[int] = set()
         new = set(self.rounded.taps.get(p.name, ()))
         while new:
-            bad = {n for n in new if n in self.rounded.counts and self._counted(n, at).nonfinite}
+            bad = {n for n in new if n in self.rounded.counts and self._count_of(n, at).nonfinite}
             found |= bad
             new = {m for n in bad for m in self.rounded.read.get(n, ())} - found
         return found
 
-    def _inherited(self, p: ProgramPoint) -> bool:
+    def _reads_nonfinite(self, p: ProgramPoint) -> bool:
         """Whether anything that a point's segment may read, of its call's inputs too, is not finite."""
         read = (
-            self.taps[name] for bits in WIDTHS for name in self.origins.tapped.read(p.name, self.taps, self.args, bits)
+            self.taps[name]
+            for bits in WIDTHS
+            for name in self.origins.tapped.narrow_reads(p.name, self.taps, self.args, bits)
         )
         return not all(np.isfinite(widen(np.asarray(x))).all() for x in (*read, *_floats(self.args[1:])))
 
-    def _counted(self, n: int, at: At) -> Counted:
+    def _count_of(self, n: int, at: At) -> Counted:
         return _of_step(self.rounded, n, at)
 
     def _alike(self, n: int, at: At) -> bool:
         """Whether an operation has as many results in FP64 that are not finite."""
-        return _of_step(self.exact, n, at).nonfinite >= self._counted(n, at).nonfinite
+        return _of_step(self.exact, n, at).nonfinite >= self._count_of(n, at).nonfinite
 
 
 def _floats(args: tuple[object, ...]) -> list[Array]:
@@ -127,7 +129,7 @@ def _of_step(found: Watched, n: int, at: At) -> Counted:
     return Counted(**sums | {"largest": float(np.max(one["largest"], initial=0.0))})
 
 
-def said(o: Operation, counted: Counted) -> str:
+def overflow_text(o: ProgramOperation, counted: Counted) -> str:
     """Return what an operation makes, and where: its value and its format's largest, or which rule has no result."""
     where = f" at {o.source}" if o.source else f" in {o.primitive}"
     if counted.over:

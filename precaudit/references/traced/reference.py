@@ -1,21 +1,29 @@
 """A program's own jaxpr as the reference of its run: segments between points, and the whole, call after call (JAX)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from precaudit.interpreters.jaxpr.opaque import Opaque, without_opaque
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
-from precaudit.interpreters.jaxpr.sites import numbered
+from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
-from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
-from precaudit.recording.runs.programs import Opened, ProgramPoint, places
+from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Program
+from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places
 from precaudit.references.traced.chosen import Choices
-from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
+from precaudit.references.traced.forward import (
+    CallValues,
+    Chains,
+    Ended,
+    NotChained,
+    forward_numbers,
+    recorded_calls,
+)
 from precaudit.references.traced.judged import lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import flushes_of, units_of
@@ -28,30 +36,52 @@ CHAINED = "calls in FP64 and as drawn realisations"
 At = tuple[int, int | None, str]  # call, layer, point
 
 
+class LogitRows(NamedTuple):
+    """A call's FP64 logits, and the mean square error of them that draws of the program's rounding make."""
+
+    exact: Array
+    power: float
+
+    @classmethod
+    def of(cls, made: CallValues) -> "LogitRows":
+        """Return those of a call."""
+        exact = made.exact[OUTPUT_LOGITS]
+        with np.errstate(invalid="ignore"):
+            each = [np.mean(np.square(np.nan_to_num(x[OUTPUT_LOGITS] - exact))) for x in made.drawn]
+        return cls(exact, float(np.mean(each)) if each else 0.0)
+
+
 class Traced:
-    """A program beside a run of it: compiled once, a call's segments and a case's calls made when first asked for.
+    """An entry point beside a run of it: compiled once, a call's segments and a case's calls made when first asked for.
 
     ``exact``: every call's FP64 values of the case last looked at, as far as FP64 came; held only where they are
-    ``kept``, since they are as large as the run's tensors four times.
+    ``kept``, since they are as large as the run's tensors four times. ``logits``: of that case, every call's.
+    ``before``: the entry point that this one goes on from, and what makes the first inputs of what that ends with.
+    ``accum``: formats that sums of products are made in.
     """
 
-    def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
-        self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
+    def __init__(
+        self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False,
+        before: tuple["Traced", NextInputs] | None = None, accum: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.opened, self.program, self.made, self.tell, self.kept = opened, program, made, tell, kept
         units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
-        self.segments = Emulations(seen, opened.record.layers, units, opaque, flush)
+        self.segments = Emulations(seen, opened.record.layers, units, opaque, flush, accum)
         self.choices = Choices(seen, opened.record.layers)
         self.chains = Chains(program, seen, units, flush)
         self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
-        self.exact: list[dict[str, Array]] = []
+        self.before, self.exact = before, list[dict[str, Array]]()
         self._call: tuple[str, int] | None = None
-        self._locals: dict[tuple[int | None, str], ErrorRecord] = {}
+        self._locals: dict[tuple[int | None, str], list[ErrorRecord]] = {}
         self._case: str | None = None
         self._forwards: dict[At, ErrorRecord] = {}
+        self._ends: dict[bool, list[Ended]] = {}
+        self.logits: list[LogitRows] = []
 
     def values(self, place: Place) -> Array | None:
         """Return FP64 values of the whole program at a place; None where it did not come there, or none are kept."""
-        self._chained(place.prompt)
+        self._run_chain(place.prompt)
         if self._lacks(place.step, place.point) is not None:
             return None
         found = self.exact[place.step].get(place.point) if place.step < len(self.exact) else None
@@ -59,21 +89,22 @@ class Traced:
         return None if found is None or point is None else step_of(self.opened.record, point, place.layer)(found)
 
     def local(self, place: Place) -> Iterator[ErrorRecord]:
-        """Yield the record of a segment; nothing of an output, which is no point."""
+        """Yield the record of a segment, and what other accumulation makes of it; nothing of an output, no point."""
         here = (place.prompt, place.step)
         if here != self._call:
             taps, args = self.opened.tensors(*here, "taps"), (self.program.params, *self.inputs(*here))
             made = self.segments.records(self.opened, *here, taps, args)
-            self._call, self._locals = here, {(e.layer, e.point): e for e in made}
+            self._call, self._locals = here, {}
+            for e in made:
+                self._locals.setdefault((e.layer, e.point), []).append(e)
             calls = self.opened.record.calls
             done = self.opened.record.cases.index(place.prompt) * calls + place.step + 1
             self.tell(done, len(self.opened.record.cases) * calls, "segments in FP64 and emulated")
-        if (place.layer, place.point) in self._locals:
-            yield self._locals[place.layer, place.point]
+        yield from self._locals.get((place.layer, place.point), ())
 
     def forward(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the record of a point or an output against the program in FP64, chained through its own state."""
-        self._chained(place.prompt)
+        self._run_chain(place.prompt)
         yield self._forwards[place.step, place.layer, place.point]
 
     def chosen(self, case: str, call: int) -> Iterator[ErrorRecord]:
@@ -93,7 +124,7 @@ class Traced:
         record = self.opened.record
         return {p.name: p for p in (*record.points, *record.outputs)}
 
-    def _chained(self, case: str) -> None:
+    def _run_chain(self, case: str) -> None:
         """Run a case in FP64 and as drawn realisations, unless that was the last one.
 
         These leave out what a compiler may leave unrounded. What is farther off than they are is held against those
@@ -101,31 +132,62 @@ class Traced:
         """
         if case == self._case:
             return
-        self._case, self.exact = case, []
+        self._case, self.exact, self._ends, self.logits = case, [], {}, []
         self._forwards = self._calls(case)
         far = [at for at, e in self._forwards.items() if not _near(e)]
         if far and self.chains.other:
             again = self._calls(case, strictly=True)
             self._forwards |= {at: again[at] for at in far if again[at].unknown is None}
 
+    def alone(self, case: str) -> list[dict[str, Array]]:
+        """Return every call's FP64 values from the first recorded inputs on, as far as FP64 comes."""
+        if self.before is None:
+            self._run_chain(case)
+            return self.exact
+        found = []
+        try:
+            with jax.enable_x64(True):
+                for made in self.chains.calls(recorded_calls(self.opened, case), drawn=False):
+                    found.append(self._of_recorded_steps(made.exact))  # what came before an exception is kept
+        except (CannotLift, NotImplementedError, NotChained):
+            return found
+        return found
+
+    def ends(self, case: str, strictly: bool) -> list[Ended]:
+        """Return what the chains of a case end with; raises NotChained where they do not come there."""
+        self._run_chain(case)
+        if strictly not in self._ends:
+            self._calls(case, strictly)
+        if not self._ends[strictly]:
+            raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
+        return self._ends[strictly]
+
     def _calls(self, case: str, strictly: bool = False) -> dict[At, ErrorRecord]:
         """Return the forward records of a case."""
         record = self.opened.record
-        every = [*places(record), *((p, None) for p in record.outputs)]
+        every = [*judged_places(record), *((p, None) for p in record.outputs)]
         calls, done = range(record.calls), 0
         told: dict[At, ErrorRecord] = {}
+        self._ends[strictly] = []
         try:
             with jax.enable_x64(True):
-                for call, made in enumerate(self.chains.calls(recorded_calls(self.opened, case), strictly=strictly)):
-                    made = CallValues(self._recorded(made.exact), tuple(map(self._recorded, made.drawn)))
+                begun = None if self.before is None else (self.before[1], self.before[0].ends(case, strictly))
+                given = recorded_calls(self.opened, case)
+                for call, made in enumerate(self.chains.calls(given, strictly=strictly, begun=begun)):
+                    made = CallValues(
+                        self._of_recorded_steps(made.exact), tuple(map(self._of_recorded_steps, made.drawn))
+                    )
                     stored = self.opened.tensors(case, call, "taps")
                     if record.outputs:
                         stored |= self.opened.tensors(case, call, "outputs")
                     for p, layer in every:
                         told[call, layer, p.name] = self._record(case, call, p, layer, stored, made)
+                    if OUTPUT_LOGITS in made.exact and not strictly:
+                        self.logits.append(LogitRows.of(made))
                     self.exact += [made.exact] if self.kept and not strictly else []
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
+                self._ends[strictly] = self.chains.ends
         except (CannotLift, NotImplementedError, NotChained) as error:
             for call in calls[done:]:
                 for p, layer in every:
@@ -133,7 +195,7 @@ class Traced:
                     told[call, layer, p.name] = record_of(self.opened, case, call, p, layer, "forward", unknown=why)
         return told
 
-    def _recorded(self, values: dict[str, Array]) -> dict[str, Array]:
+    def _of_recorded_steps(self, values: dict[str, Array]) -> dict[str, Array]:
         """Return a call's values of the steps that the run holds."""
         layers, scanned = self.opened.record.layers, {p.name for p in self.opened.record.points if p.stacked}
         if layers is None:
@@ -168,8 +230,8 @@ def _unknown(program: Program, made: Tagged, opaque: Opaque) -> dict[str, str]:
     if not opaque.whole and opaque.following is None:
         return {}
     each = [_Output(a.dtype, why) for a, why in zip(made.jaxpr.out_avals, opaque.outputs, strict=True)]
-    outputs = {n: x.why for n, x in program.named(jax.tree.unflatten(made.structure, each)).items()}
-    points = {n: opaque.whole.get(s.name) for n, s in zip(numbered(made.sites), made.sites, strict=True)}
+    outputs = {n: x.why for n, x in program.named_outputs(jax.tree.unflatten(made.structure, each)).items()}
+    points = {n: opaque.whole.get(s.name) for n, s in zip(unique_names(made.sites), made.sites, strict=True)}
     return {n: why for n, why in (points | outputs).items() if why is not None}
 
 

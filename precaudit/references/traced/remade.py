@@ -10,20 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from precaudit.interpreters.jaxpr.emulate import emulated, exactly
-from precaudit.interpreters.jaxpr.emulator import Emulated
+from precaudit.interpreters.jaxpr.emulate import emulate_segments, exactly
+from precaudit.interpreters.jaxpr.emulator import Emulator
 from precaudit.interpreters.jaxpr.magnitudes import magnitudes
-from precaudit.interpreters.jaxpr.narrow import held, moved_as_bits
-from precaudit.interpreters.jaxpr.plant import Planted, Wanted
+from precaudit.interpreters.jaxpr.narrow import hold_narrow, moved_as_bits
+from precaudit.interpreters.jaxpr.plant import Planted, WantedSteps
 from precaudit.interpreters.jaxpr.reads import reads
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.interpreters.jaxpr.shadow import traced
-from precaudit.interpreters.jaxpr.sites import Site, numbered, sites
-from precaudit.interpreters.jaxpr.stepped import BEFORE, Step, steps_of
+from precaudit.interpreters.jaxpr.shadow import trace_jaxpr
+from precaudit.interpreters.jaxpr.sites import Site, sites, unique_names
+from precaudit.interpreters.jaxpr.stepped import BEFORE, ScanStep, scan_steps
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.tag import Tagged
-from precaudit.interpreters.jaxpr.together import Interpreter, together
+from precaudit.interpreters.jaxpr.together import Interpreter, evaluate_together
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.programs import OWN_SUMS
 from precaudit.references.traced.forward import effort, small
@@ -71,7 +72,7 @@ class Tapped:
         self._of(made.sites)
 
     def _of(self, found: Sequence[Site]) -> None:
-        self.sites = dict(zip(numbered(found), found, strict=True))
+        self.sites = dict(zip(unique_names(found), found, strict=True))
         self.names = {name: s.name for name, s in self.sites.items()}
         self._reads: dict[str, frozenset[str]] | None = None
         self._sizes: dict[frozenset[str], Any] = {}
@@ -89,23 +90,23 @@ class Tapped:
             self._sizes[key] = jax.jit(of, compiler_options=self.options)
         return {name: x for name, x in self._sizes[key](taps, *args).items() if name in points}
 
-    def stepped(self, args: tuple[Any, ...]) -> list[tuple[Step, "Tapped"]]:
+    def scans_by_step(self, args: tuple[Any, ...]) -> list[tuple[ScanStep, "Tapped"]]:
         """Return the scans of a large program whose steps can be made one by one, and the segments of a step."""
         if self.small or self.steps is not None:
             return []
-        return [(step, self._step(step, args)) for step in steps_of(self.call, args)]
+        return [(step, self._step(step, args)) for step in scan_steps(self.call, args)]
 
-    def _step(self, step: Step, args: tuple[Any, ...]) -> "Tapped":
+    def _step(self, step: ScanStep, args: tuple[Any, ...]) -> "Tapped":
         other = copy(self)
         other.call, other.opaque = step.call, {*self.opaque, *(BEFORE + name for name in self.opaque)}
-        other._of(sites(traced(step.call, (np.int32(0), *args), {})[0].jaxpr))
+        other._of(sites(trace_jaxpr(step.call, (np.int32(0), *args), {})[0].jaxpr))
         return other
 
     def narrow(self, taps: Values) -> list[str]:
         """Return the names of recorded values of 16 bits, which a compiler may hand on unrounded."""
         return [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == 16]
 
-    def read(self, name: str, taps: Values, args: tuple[Any, ...], bits: int = 16) -> list[str]:
+    def narrow_reads(self, name: str, taps: Values, args: tuple[Any, ...], bits: int = 16) -> list[str]:
         """Return the names of recorded values of a width, narrow ones, that the segment of a point reads.
 
         Those that something without FP64 meaning makes are as they are recorded.
@@ -115,11 +116,11 @@ class Tapped:
         if self.steps is not None:  # steps that are not recorded go on with what was made
             return every
         if self._reads is None:
-            self._reads = reads(traced(self.call, args, {})[0].jaxpr)[0]
+            self._reads = reads(trace_jaxpr(self.call, args, {})[0].jaxpr)[0]
         mine = self._reads.get(self.names[name], frozenset())
         return [k for k in every if self.names[k] in mine]
 
-    def asked(self, name: str, layers: Sequence[int | None]) -> tuple[int, ...] | None:
+    def steps_of_layers(self, name: str, layers: Sequence[int | None]) -> tuple[int, ...] | None:
         """Return the steps of its outermost scan that a point's layers are in, ascending.
 
         None where all of its values are made: it is in no scan, in shards, or some steps are recorded and the others
@@ -141,7 +142,7 @@ class Remade:
     def __init__(self, segments: Tapped, how: Realisation) -> None:
         self.segments = segments
         self.how = how
-        self.function = emulated(segments.call, how, steps=segments.steps)
+        self.function = emulate_segments(segments.call, how, steps=segments.steps)
         self.compiled: dict[tuple[str, int, int], Any] = {}
         self.all = jax.jit(self._every, compiler_options=segments.options)
 
@@ -149,12 +150,12 @@ class Remade:
         made = self.function(values, *args)
         return made if self.segments.small else {name: x for name, (x, _) in made.items()}
 
-    def rounded(self, taps: Values, args: tuple[Any, ...]) -> Any:
+    def evaluate(self, taps: Values, args: tuple[Any, ...]) -> Any:
         """Return what every segment makes of recorded values, rounded as its tap is; of narrow ones ``upper``."""
         if not self.segments.small:
             return self.all(taps, *args)
         narrow = self.segments.narrow(taps)
-        made = self.all(widened(taps, narrow), *args)
+        made = self.all(widen_some(taps, narrow), *args)
         return {name: upper(np.asarray(x)) if name in narrow else x for name, (x, _) in made.items()}
 
     def before(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Values:
@@ -176,11 +177,11 @@ class Remade:
             return
         for name in left:
             if name in self.segments.names:
-                steps = self.segments.asked(name, left[name])
+                steps = self.segments.steps_of_layers(name, left[name])
                 yield name, np.asarray(self._one(name, 0, steps, taps, args)), steps
 
     def _small(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Made:
-        made = self.all(widened(taps, self.segments.narrow(taps)), *args)
+        made = self.all(widen_some(taps, self.segments.narrow(taps)), *args)
         return {name: made[name] for name in points if name in made}
 
     def _one(self, name: str, part: int, steps: Sequence[int] | None, taps: Values, args: tuple[Any, ...]) -> Any:
@@ -193,12 +194,12 @@ class Remade:
         if steps is not None:
             slots = np.full(length, count, np.int32)
             slots[list(steps)] = np.arange(len(steps))
-        return self.compiled[key](widened(taps, self.segments.read(name, taps, args)), slots, *args)
+        return self.compiled[key](widen_some(taps, self.segments.narrow_reads(name, taps, args)), slots, *args)
 
-    def _of(self, name: str, part: int, count: int, values: Values, slots: Any, *args: Any) -> Any:
+    def _of(self, name: str, part: int, count: int, values: Values, slots: jax.Array | None, *args: Any) -> Any:
         segments = self.segments
-        wanted = None if slots is None else Wanted(segments.names[name], slots, count)
-        return emulated(segments.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
+        wanted = None if slots is None else WantedSteps(segments.names[name], slots, count)
+        return emulate_segments(segments.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
 
 
 class Several:
@@ -216,13 +217,13 @@ class Several:
         """Return what each makes of recorded values, as ``Remade.rounded`` does, of some points at least."""
         if self.segments.small:
             exact = [self.alone(taps, *args)] if self.exact else []
-            return exact + [way.rounded(taps, args) for way in self.ways]
+            return exact + [way.evaluate(taps, args) for way in self.ways]
         found: list[Any] = [{} for _ in range(self.exact + len(self.ways))]
         for some in self._apart(frozenset(points)):
             if some not in self.compiled:
-                function = once(self.segments, [way.how for way in self.ways], some, self.exact)
+                function = segments_at_once(self.segments, [way.how for way in self.ways], some, self.exact)
                 self.compiled[some] = jax.jit(moved_as_bits(function), compiler_options=self.segments.options)
-            for each, made in zip(found, self.compiled[some](*held((taps, *args))), strict=True):
+            for each, made in zip(found, self.compiled[some](*hold_narrow((taps, *args))), strict=True):
                 each.update(made)
         return found
 
@@ -245,15 +246,17 @@ class Redrawn:
         key = frozenset(self.segments.names) if self.segments.small else points
         if key not in self.compiled:
 
-            def of(seed: Any, values: Values, *given: Any) -> Values:
-                made = emulated(self.segments.call, self.how, steps=self.segments.steps, seed=seed)(values, *given)
+            def of(seed: jax.Array, values: Values, *given: Any) -> Values:
+                made = emulate_segments(self.segments.call, self.how, steps=self.segments.steps, seed=seed)(
+                    values, *given
+                )
                 return {name: x for name, (x, _) in made.items() if name in key}
 
             self.compiled[key] = jax.jit(of, compiler_options=self.segments.options)
         return [self.compiled[key](np.uint64(seed), taps, *args) for seed in SEEDS]
 
 
-def once(
+def segments_at_once(
     tapped: Tapped, hows: Sequence[Realisation], names: Collection[str] | None = None, exact: bool = True
 ) -> Callable[..., list[dict[str, Any]]]:
     """Return ``g(values, *args)``: segments, ``exact`` in FP64 first, and rounded under each realisation.
@@ -262,37 +265,37 @@ def once(
     half is returned.
     """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
-    interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
+    interpreters += [lambda names, how=how: Emulator({}, names, how) for how in hows]  # type: ignore[misc]
 
-    def keep(value: Any, told: tuple[Any, ...]) -> tuple[Any, ...]:
+    def keep(value: jax.Array, told: tuple[Any, ...]) -> tuple[Any, ...]:
         first, *rounded = told
         return first, *(upper(x) if 0 < float_bits(value.dtype) < 32 else x for x, _ in rounded)
 
-    function = together(tapped.call, interpreters, keep, tapped.steps)
+    function = evaluate_together(tapped.call, interpreters, keep, tapped.steps)
 
-    def made(values: Values, *args: Any) -> list[dict[str, Any]]:
+    def evaluate_all(values: Values, *args: Any) -> list[dict[str, Any]]:
         told = function(values, *args)
         return [
             {n: told[n][i] for n in sorted(names or told) if n in told}
             for i in range(0 if exact else 1, len(interpreters))
         ]
 
-    return made
+    return evaluate_all
 
 
-def upper(x: Any) -> Any:
+def upper(x: ArrayLike) -> Any:
     """Return the upper 32 bits of FP64 values, to nearest: 21 significant ones, more than any narrow format has."""
     bits = x.view(np.uint64) if isinstance(x, np.ndarray) else lax.bitcast_convert_type(x, jnp.uint64)
     return ((bits + np.uint64(1 << 31)) >> np.uint64(32)).astype(np.uint32)
 
 
-def restored(x: Array, dtype: str) -> Array:
+def restore(x: Array, dtype: str) -> Array:
     """Return FP64 values of a point of format ``dtype``, of which ``upper`` may have kept the upper half."""
     if x.dtype != np.uint32 or np.dtype(dtype).kind in "biu":
         return x
     return (x.astype(np.uint64) << np.uint64(32)).view(np.float64)
 
 
-def widened(taps: Values, names: Collection[str]) -> Values:
+def widen_some(taps: Values, names: Collection[str]) -> Values:
     """Return values with some in FP64, so that what reads them unrounded is the same compiled program."""
     return {k: widen(x) if k in names and 0 < float_bits(x.dtype) < 64 else x for k, x in taps.items()}

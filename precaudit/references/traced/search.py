@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import structs
 
 from precaudit.recording.runs.programs import EQUATIONS
-from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
+from precaudit.references.traced.judged import CLEARLY, At, JudgedCall, Segments, closes, judge_places
 from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 
@@ -20,9 +20,9 @@ class Search:
     ``made``: what its segments make; of places that close at once it is let go. ``more``: what else they may make.
     """
 
-    def __init__(self, call: Call, every: Sequence[At], made: Segments, more: Unrounded) -> None:
+    def __init__(self, call: JudgedCall, every: Sequence[At], made: Segments, more: Unrounded) -> None:
         self.call, self.every, self.more = call, every, more
-        self.found = judged(call, every, made)
+        self.found = judge_places(call, every, made)
         self.made = made.only([(self.found[i].point, self.found[i].layer) for i in self._unclear()])
 
     def left(self, some: Collection[Place] | None = None) -> dict[str, list[int | None]]:
@@ -79,7 +79,9 @@ class Search:
 
     def inputs(self, drawn: Collection[Remade]) -> None:
         """Try the noise that narrow inputs have before they are rounded."""
-        self._try(lambda left: replace(self.made, moved=self.more.moved(drawn, left, self.made.honest[(INPUTS,)])))
+        self._try(
+            lambda left: replace(self.made, moved=self.more.differences(drawn, left, self.made.honest[(INPUTS,)]))
+        )
 
     def more_noise(self, draws: Redrawn) -> None:
         """Draw more of the noise of what is left: of three draws a slice that few elements rule may have little."""
@@ -91,7 +93,7 @@ class Search:
             return
         open_places = self._open()
         made = replace(self.made, honest={(): self.more.made_by(way, left)}, gpu=False)
-        for i, e in zip(open_places, judged(self.call, [self.every[i] for i in open_places], made), strict=True):
+        for i, e in zip(open_places, judge_places(self.call, [self.every[i] for i in open_places], made), strict=True):
             if closes(e):
                 summed = self.every[i][0].dtype
                 self.found[i] = structs.replace(self.found[i], summed=summed)
@@ -111,7 +113,7 @@ class Search:
 
     def _again(self, some: Sequence[int]) -> None:
         """Make the records of some places, by their numbers, once more."""
-        for i, e in zip(some, judged(self.call, [self.every[i] for i in some], self.made), strict=True):
+        for i, e in zip(some, judge_places(self.call, [self.every[i] for i in some], self.made), strict=True):
             self.found[i] = e
 
     def _layers(self, some: Sequence[int]) -> dict[str, list[int | None]]:

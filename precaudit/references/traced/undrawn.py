@@ -13,13 +13,13 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.threads import each
 from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.closing import SINGLE, TIES, Residue, left_of, residue_of
-from precaudit.references.traced.remade import restored
+from precaudit.references.traced.remade import restore
 from precaudit.references.traced.unrounded import Name
-from precaudit.schema.metrics.axes import Found, worst_of_rows
+from precaudit.schema.metrics.axes import WorstSlice, worst_of_rows
 from precaudit.schema.metrics.moments import BFLOAT16
 from precaudit.schema.metrics.residue import Noise, Sums, finite
 from precaudit.schema.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 
 BLOCK = 1 << 21  # elements
 
@@ -40,47 +40,49 @@ class Left:
     far: tuple[float, tuple[int, ...]]
 
 
-def undrawn(
+def undrawn_numbers(
     stored: Array, exact: Array, honest: Mapping[Name, Array], shape: tuple[int, ...] | None = None,
     smallest: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a local record's fields as ``judged.numbers`` does, of arrays [rows, N]; ``honest`` as segments give it.
+    """Return a local record's fields as of ``local_numbers``, of arrays [rows, N]; ``honest`` as segments give it.
 
     No noise of any realisations is less, so that a record which closes by these numbers does by theirs.
     """
     dtype = stored.dtype.name
     wide, u = dtype in ("float32", "float64"), FORMATS[dtype].unit_roundoff
     noise = Noise.least(len(stored), u, RECIPROCAL if wide else 0.0, smallest)
-    made = [(name, _left(stored, exact, y, noise.relative)) for name, y in _different(honest)]
+    made = [(name, _measure_left(stored, exact, y, noise.relative)) for name, y in _different(honest)]
     best, left = min(made, key=lambda x: x[1].apart)
     share = ratio(*(float(left.sums.cells[i].sum()) ** 0.5 for i in (0, 2)))
     slices = _slices(stored, exact, honest[best], left, noise, stored.shape if shape is None else shape)
     residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far, slices)
     explained = share_of(left.apart, left.shown)
-    return fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
+    return undrawn_fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
 
 
 def _slices(
     stored: Array, exact: Array, emulated: Array, left: Left, noise: Noise, shape: tuple[int, ...]
-) -> dict[str, Found]:
+) -> dict[str, WorstSlice]:
     """Return the worst slices of what the best emulation leaves; nothing is looked at where it leaves nothing."""
     dtype, some = stored.dtype.name, np.flatnonzero(left.sums.cells[0].reshape(-1))
     if not len(some):
         return worst_of_rows(some, exact[some], np.broadcast_to(0.0, exact.shape), shape, noise, left.sums)
     mine = exact[some]
     ties = None if dtype in ("float32", "float64") else TIES * SINGLE * np.abs(mine)
-    rest = finite(left_of(widen(stored[some]), restored(emulated[some], dtype), mine, ties, dtype))
+    rest = finite(left_of(widen(stored[some]), restore(emulated[some], dtype), mine, ties, dtype))
     return worst_of_rows(some, rest, finite(exact), shape, noise, left.sums)
 
 
-def fields(stored: Array, exact: Array, best: Name, residue: Residue, explained: float, over: float) -> dict[str, Any]:
+def undrawn_fields(
+    stored: Array, exact: Array, best: Name, residue: Residue, explained: float, over: float
+) -> dict[str, Any]:
     """Return a local record's fields; ``explained``: the share of the error; ``over``: it over the emulation's."""
     found = sizes(stored, canonical(exact, "TD"), "TD", np.arange(len(stored)))
     for name, scope in residue.scopes.items():
         found["scopes"].setdefault(name, {}).update(scope)
     found |= {
-        "explained": {EQUATIONS: number(explained)}, "unexplained": residue.unexplained, "slices": residue.slices,
-        "ratio": number(over),
+        "explained": {EQUATIONS: json_number(explained)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "ratio": json_number(over),
     }  # fmt: skip
     return found | ({"elided": {EQUATIONS: best}} if best else {})
 
@@ -94,7 +96,7 @@ def _different(honest: Mapping[Name, Array]) -> Iterator[tuple[Name, Array]]:
             yield name, y
 
 
-def _left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left:
+def _measure_left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left:
     """Return what an emulation leaves; of large arrays blocks of rows are looked at at once."""
     rows, width = exact.shape
     n = max(1, min(rows, exact.size // BLOCK))
@@ -120,12 +122,14 @@ def _part(
     tie = -1.0 if dtype in ("float32", "float64") else TIES * SINGLE
     rows, width = exact.shape
     cells, channels = np.zeros((kernel.CELLS, rows, 1)), np.zeros((kernel.CHANNELS, width))
-    rest = (kernel.plain(exact), relative, tie, smallest_normal(dtype), form.unit_roundoff, cells, channels)
+    rest = (kernel.as_kernel_input(exact), relative, tie, smallest_normal(dtype), form.unit_roundoff, cells, channels)
     if stored.dtype == BFLOAT16 and emulated.dtype == np.uint32:
         *squares, worst, place = kernel.undrawn_bfloat16(
             kernel.as_is(stored.view(np.uint16)), kernel.as_is(emulated), *rest
         )
     else:
-        found = kernel.undrawn(kernel.plain(widen(stored)), kernel.plain(restored(emulated, dtype)), *rest)
+        found = kernel.add_undrawn_sums(
+            kernel.as_kernel_input(widen(stored)), kernel.as_kernel_input(restore(emulated, dtype)), *rest
+        )
         *squares, worst, place = found
     return cells, channels, tuple(squares), worst, place

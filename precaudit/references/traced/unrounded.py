@@ -14,7 +14,7 @@ from jax import lax
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
-from precaudit.references.traced.remade import INPUTS, SOME, Redrawn, Remade, Several, Tapped, Values, widened
+from precaudit.references.traced.remade import INPUTS, SOME, Redrawn, Remade, Several, Tapped, Values, widen_some
 from precaudit.schema.metrics.sizes import EXPONENT, smallest_normal
 
 Name = tuple[str, ...]
@@ -24,7 +24,7 @@ Left = Mapping[str, Sequence[int | None]]
 
 
 @jax.jit
-def _rounding_to(recorded: Any, before: Any) -> Any:
+def _rounding_to(recorded: jax.Array, before: jax.Array) -> Any:
     """Return FP64 values before they were rounded, no farther from what was recorded than rounding puts them.
 
     Where an emulation has another value, such as a long sum in a narrow format, the nearest that rounds to it.
@@ -85,12 +85,12 @@ class Unrounded:
     def all_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what the first ways make of narrow inputs as each has them before they are rounded."""
         ways = {name: way for name, way in self.honest.items() if name in self.first}
-        return {(*name, INPUTS): self._of(way, left, self._given(way, left)) for name, way in ways.items()}
+        return {(*name, INPUTS): self._of(way, left, self._given_values(way, left)) for name, way in ways.items()}
 
     def other_ways(self, left: Left) -> dict[Name, Rows]:
         """Return what the other ways make."""
         ways = {name: way for name, way in self.honest.items() if name not in self.first}
-        return {name: self._of(way, left, self._recorded(left)) for name, way in ways.items()}
+        return {name: self._of(way, left, self._recorded_values(left)) for name, way in ways.items()}
 
     def some_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what each way makes with some narrow inputs read unrounded, the others as recorded.
@@ -116,15 +116,15 @@ class Unrounded:
         """Return what one way makes: of those that ``all_inputs``, ``other_ways`` and ``some_inputs`` name."""
         if name[-1:] == (INPUTS,):
             way = self.honest[name[:-1]]
-            return self._of(way, left, self._given(way, left))
+            return self._of(way, left, self._given_values(way, left))
         if SOME in name:
             at = name.index(SOME)
             return self._of(self.honest[name[:at]], left, self._partly(name[at + 1], left))
-        return self._of(self.honest[name], left, self._recorded(left))
+        return self._of(self.honest[name], left, self._recorded_values(left))
 
     def made_by(self, way: Remade, left: Left) -> Rows:
         """Return what a way that is none of the honest ones makes of recorded values."""
-        return self._of(way, left, self._recorded(left))
+        return self._of(way, left, self._recorded_values(left))
 
     def _chosen(self, choice: str) -> set[str]:
         """Return the narrow values whose number has a bit set, or not set: "bit.value"."""
@@ -134,11 +134,11 @@ class Unrounded:
     def _partly(self, choice: str, left: Left) -> Values:
         """Return recorded values, those that are chosen as they were before they were rounded."""
         known, some = self._before_of(self.honest[()], self._inputs(left)), self._chosen(choice)
-        return {k: known[k] if k in some and k in known else x for k, x in self._recorded(left).items()}
+        return {k: known[k] if k in some and k in known else x for k, x in self._recorded_values(left).items()}
 
-    def moved(self, drawn: Collection[Remade], left: Left, unrounded: Rows) -> tuple[Rows, ...]:
+    def differences(self, drawn: Collection[Remade], left: Left, unrounded: Rows) -> tuple[Rows, ...]:
         """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
-        made = (self._of(way, left, self._given(way, left)) for way in drawn)
+        made = (self._of(way, left, self._given_values(way, left)) for way in drawn)
         with np.errstate(invalid="ignore"):  # equal infinities
             return tuple({place: x - unrounded[place] for place, x in each.items()} for each in made)
 
@@ -148,11 +148,11 @@ class Unrounded:
         A GPU's compiler makes what several fusions read in each of them, its sums in another order. ``drawn``: each
         beside the same with two of each value.
         """
-        inputs = list(dict.fromkeys(k for p in left for k in self.tapped.read(p, self.taps, self.args, 32)))
-        recorded = self._recorded(left)
+        inputs = list(dict.fromkeys(k for p in left for k in self.tapped.narrow_reads(p, self.taps, self.args, 32)))
+        recorded = self._recorded_values(left)
         found = []
         for way, apart in drawn.items() if inputs else ():
-            before = way.before(inputs, self._recorded(inputs), self.args)
+            before = way.before(inputs, self._recorded_values(inputs), self.args)
             other = recorded | {k: jnp.asarray(x).astype(np.float32) for k, x in before.items()}
             two = {k: jnp.stack([x, other[k]]) for k, x in recorded.items()}
             try:
@@ -167,28 +167,28 @@ class Unrounded:
 
     def tied(self, ways: Mapping[Name, Remade], left: Left) -> dict[Name, Rows]:
         """Return what ways make of recorded values with what operands near a tie may make of it."""
-        return {name: self._of(way, left, self._recorded(left)) for name, way in ways.items()}
+        return {name: self._of(way, left, self._recorded_values(left)) for name, way in ways.items()}
 
     def _reads(self, point: str) -> list[str]:
-        return self.tapped.read(point, self.taps, self.args)
+        return self.tapped.narrow_reads(point, self.taps, self.args)
 
     def _inputs(self, points: Collection[str]) -> list[str]:
         return list(dict.fromkeys(k for p in points for k in self._reads(p)))
 
-    def _recorded(self, points: Collection[str]) -> Values:
+    def _recorded_values(self, points: Collection[str]) -> Values:
         """Return recorded values, the narrow ones that points read in FP64: widened, and copied to the device, once."""
         inputs = self._inputs(points)
-        new = widened({k: self.taps[k] for k in inputs if k not in self._wide}, inputs)
+        new = widen_some({k: self.taps[k] for k in inputs if k not in self._wide}, inputs)
         self._wide |= {k: jnp.asarray(x) for k, x in new.items()}
         return self.taps | {k: self._wide[k] for k in inputs}
 
-    def _given(self, way: Remade, points: Collection[str]) -> Values:
+    def _given_values(self, way: Remade, points: Collection[str]) -> Values:
         """Return recorded values with the narrow ones that are read as a way has them before they are rounded."""
         return self.taps | self._before_of(way, self._inputs(points))
 
     def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
         missing = [k for k in inputs if (way, k) not in self._before]
-        made = way.before(missing, self._recorded(missing), self.args) if missing else {}
+        made = way.before(missing, self._recorded_values(missing), self.args) if missing else {}
         self._before |= {(way, k): _rounding_to(self.taps[k], before) for k, before in made.items()}
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import log2
 from typing import TYPE_CHECKING
 
-from precaudit.schema.graphs.point import Inside, Point
+from precaudit.schema.graphs.point import InsidePlaces, Point
 
 if TYPE_CHECKING:
     from precaudit.schema.configuration import DecoderConfig
@@ -19,30 +19,32 @@ def _fine_scale(c: "DecoderConfig") -> bool:
     return c.score_cap is not None or log2(c.score_scale) % 1 != 0
 
 
-def _one_by_one(*places: str) -> tuple[Inside, ...]:
-    return tuple(Inside((place,)) for place in places)
+def _one_by_one(*places: str) -> tuple[InsidePlaces, ...]:
+    return tuple(InsidePlaces((place,)) for place in places)
 
 
 _NORM = _one_by_one("norm_inner")
 _ADDED = _one_by_one("added")
 _ACTIVATION = _one_by_one("gate", "up", "silu")
-_CAPPED = Inside(("score_scaled",), lambda c: c.score_cap is not None)
+_CAPPED = InsidePlaces(("score_scaled",), lambda c: c.score_cap is not None)
 _ROTATED = (
-    Inside(("linear",)),
-    Inside(("biased",), lambda c: c.qkv_bias),
-    Inside(("norm_inner",), lambda c: bool(c.qk_norm)),
-    Inside(("norm",), lambda c: bool(c.qk_norm)),
+    InsidePlaces(("linear",)),
+    InsidePlaces(("biased",), lambda c: c.qkv_bias),
+    InsidePlaces(("norm_inner",), lambda c: bool(c.qk_norm)),
+    InsidePlaces(("norm",), lambda c: bool(c.qk_norm)),
 )
 _PROJECTED = (
-    Inside(("linear",), lambda c: c.o_bias),
-    Inside(("biased",), lambda c: c.norm_names.attn_post is not None or c.residual_scale != 1.0),
-    Inside(("norm_inner",), lambda c: c.norm_names.attn_post is not None),
+    InsidePlaces(("linear",), lambda c: c.o_bias),
+    InsidePlaces(("biased",), lambda c: c.norm_names.attn_post is not None or c.residual_scale != 1.0),
+    InsidePlaces(("norm_inner",), lambda c: c.norm_names.attn_post is not None),
 )
 _MLP_OUT = (
-    *(Inside((place,), lambda c: c.sparse) for place in ("gate", "up", "silu", "mlp_act", "linear")),
-    Inside(("linear",), lambda c: not c.sparse and c.mlp_bias),
-    Inside(("biased",), lambda c: not c.sparse and (c.norm_names.mlp_post is not None or c.residual_scale != 1.0)),
-    Inside(("norm_inner",), lambda c: not c.sparse and c.norm_names.mlp_post is not None),
+    *(InsidePlaces((place,), lambda c: c.sparse) for place in ("gate", "up", "silu", "mlp_act", "linear")),
+    InsidePlaces(("linear",), lambda c: not c.sparse and c.mlp_bias),
+    InsidePlaces(
+        ("biased",), lambda c: not c.sparse and (c.norm_names.mlp_post is not None or c.residual_scale != 1.0)
+    ),
+    InsidePlaces(("norm_inner",), lambda c: not c.sparse and c.norm_names.mlp_post is not None),
 )
 
 POINTS = {
@@ -71,14 +73,14 @@ POINTS = {
         Point(
             "v", "projection", "TGK", ("attn_norm",), "the value rows made in this step",
             cache="v_cache", place="rows", operands=("activations",), bias="qkv_bias",
-            inside=(Inside(("linear",), lambda c: c.qkv_bias),),
+            inside=(InsidePlaces(("linear",), lambda c: c.qkv_bias),),
         ),
         Point("k_cache", "cache", "SGK", ("k",), "the keys decode attention read", state=True, format="kv_cache"),
         Point("v_cache", "cache", "SGK", ("v",), "the values decode attention read", state=True, format="kv_cache"),
         Point(
             "scores", "score", "HTS", ("q", "k"), "after scale, before the mask",
             within="attn_out", place="scores", format="scores", operands=("activations",), inner=("scores",),
-            inside=(_CAPPED, Inside(("score_dot",))), tensors=False, cap="score_cap",
+            inside=(_CAPPED, InsidePlaces(("score_dot",))), tensors=False, cap="score_cap",
         ),
         Point(
             "probs", "softmax", "HTS", ("scores",), "after mask and softmax",
@@ -91,10 +93,10 @@ POINTS = {
             shows=("scores", "probs", "softmax", "attn_out", "attention"),
             inside=(
                 _CAPPED,
-                Inside(("score_dot",), _fine_scale),
-                Inside(("scores",), _fine_scale),
-                Inside(("score_dot", "scores"), lambda c: not _fine_scale(c)),
-                Inside(("probs",)),
+                InsidePlaces(("score_dot",), _fine_scale),
+                InsidePlaces(("scores",), _fine_scale),
+                InsidePlaces(("score_dot", "scores"), lambda c: not _fine_scale(c)),
+                InsidePlaces(("probs",)),
             ),
         ),
         Point(
@@ -122,12 +124,12 @@ POINTS = {
             "gate_out", "gate", "TF", ("mlp_norm",), "act(gate), before · up; dense models only",
             only="dense", within="mlp_act", place="silu", format="mlp", operands=("activations",),
             inner=("activations",), bias="mlp_bias",
-            inside=(Inside(("linear",), lambda c: c.mlp_bias), *_one_by_one("gate")),
+            inside=(InsidePlaces(("linear",), lambda c: c.mlp_bias), *_one_by_one("gate")),
         ),
         Point(
             "mlp_act", "gate", "TF", ("mlp_norm",), "act(gate) · up; dense models only",
             only="dense", place="mlp_act", operands=("activations",), inner=("activations", "mlp"), bias="mlp_bias",
-            inside=(Inside(("linear",), lambda c: c.mlp_bias), *_ACTIVATION), shows=("mlp",),
+            inside=(InsidePlaces(("linear",), lambda c: c.mlp_bias), *_ACTIVATION), shows=("mlp",),
         ),
         Point(
             "mlp_out", "projection", "TD", ("mlp_act",), "what the MLP adds to the residual",

@@ -18,13 +18,13 @@ def always(_config: "DecoderConfig") -> bool:
     return True
 
 
-def without(_config: "DecoderConfig") -> None:
+def no_tensor(_config: "DecoderConfig") -> None:
     """No tensor, in any configuration."""
     return
 
 
 @dataclass(frozen=True)
-class Inside:
+class InsidePlaces:
     """Places of ``Rounding`` inside an operation that a compiler may leave unrounded: all of them or none.
 
     ``where``: the configurations whose operation has them.
@@ -70,9 +70,9 @@ class Point:
     operands: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     arithmetic: str | None = None
-    inside: tuple[Inside, ...] = ()
+    inside: tuple[InsidePlaces, ...] = ()
     tensors: bool = True
-    norm: "Callable[[DecoderConfig], str | None]" = without
+    norm: "Callable[[DecoderConfig], str | None]" = no_tensor
     bias: str | None = None
     cap: str | None = None
     milestone: bool = False
@@ -89,19 +89,19 @@ class Point:
         return bool(self.operands)
 
     @property
-    def keyed(self) -> bool:
+    def over_keys(self) -> bool:
         """Whether its last axis is the keys a row may read: [H, T, S]."""
         return self.axes == "HTS"
 
     @property
     def by_row(self) -> bool:
         """Whether it has a row of one size for each position, whatever came before."""
-        return not self.state and not self.keyed
+        return not self.state and not self.over_keys
 
     @property
     def heads(self) -> bool:
         """Whether its elements belong to heads."""
-        return self.keyed or self.axes.endswith("K")
+        return self.over_keys or self.axes.endswith("K")
 
     @property
     def attends(self) -> bool:
@@ -141,12 +141,12 @@ class Point:
         """Whether it normalises a sum it made itself: QK norm, norms after attention and MLP."""
         return self.kind != "norm" and self.norm(config) is not None
 
-    def biased(self, config: "DecoderConfig") -> bool:
+    def adds_bias(self, config: "DecoderConfig") -> bool:
         """Whether it adds a bias."""
         experts = config.sparse and self.with_experts is not None  # whose projections have none
         return self.bias is not None and not experts and getattr(config, self.bias)
 
-    def capped(self, config: "DecoderConfig") -> bool:
+    def has_cap(self, config: "DecoderConfig") -> bool:
         """Whether its result is capped."""
         return self.cap is not None and getattr(config, self.cap) is not None
 

@@ -63,7 +63,7 @@ def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
             yield "ratio", scope, value(found), getattr(limits, scope).at((e.slices or {}).get(scope, 1)), index
     d = e.distribution
     if d is not None and d.kl_noise is not None:
-        sizes = [over(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]
+        sizes = [kl_over_noise(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]
         if sizes:
             worst = max(range(len(sizes)), key=lambda i: float("inf") if sizes[i] != sizes[i] else sizes[i])
             yield "kl", "token", sizes[worst], limits.kl.at(len(sizes)), d.positions[worst]
@@ -79,7 +79,7 @@ def sum_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
     yield "sums", "token", value(found), limits.token_sums.at(sums), index
 
 
-def over(found: Number, noise: Number) -> float:
+def kl_over_noise(found: Number, noise: Number) -> float:
     """Return KL over its noise; both vanish together where logits are exact. Negative noise is none: NaN."""
     if not value(noise) >= 0:
         return float("nan")
@@ -102,12 +102,12 @@ def disturbance(n: Neutrality, noise: Mapping[tuple[str, str, int], float]) -> f
     """
     if n.bitwise:
         return 0.0
-    each = [over(a, noise.get((p, n.phase, n.step), 0.0)) for p, a in zip(n.prompts, n.apart, strict=False)]
+    each = [kl_over_noise(a, noise.get((p, n.phase, n.step), 0.0)) for p, a in zip(n.prompts, n.apart, strict=False)]
     known = len(n.apart) == len(n.prompts) > 0 and all(x == x for x in each)
     return max(each) if known else float("inf")
 
 
-def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
+def farthest_formula(e: ErrorRecord) -> tuple[float, str, int | None]:
     """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
     whole: tuple[str, Number | None, int | None] = ("tensor", e.rel_l2, None)
     tokens = (e.scopes or {}).get("token", {})

@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 
 PIECE = 1024  # elements read twice while they are in the first-level cache, with their channels' sums
 # No nnan, no ninf: elements that are not finite are told from the others by comparing with infinity.
@@ -120,17 +120,17 @@ def _rows(c, r, cells, channels, first, wide, ulps):  # type: ignore[no-untyped-
     return bad, far
 
 
-@compiled(fastmath=ORDER)
+@nogil_njit(fastmath=ORDER)
 def _float64(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide, _ulps_float64)
 
 
-@compiled(fastmath=ORDER)
+@nogil_njit(fastmath=ORDER)
 def _float32(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide, _ulps_float32)
 
 
-@compiled(fastmath=ORDER)
+@nogil_njit(fastmath=ORDER)
 def _bfloat16(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide_bfloat16, _ulps_bfloat16)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from precaudit.numbers.compiling import compiled
+from precaudit.numbers.compiling import nogil_njit
 from precaudit.schema.metrics._moments_kernel import ORDER, PIECE, _difference, _wide, _wide_bfloat16
 from precaudit.schema.metrics.sizes import EXPONENT
 
@@ -19,7 +19,7 @@ def _half_ulp(y, smallest, unit):  # type: ignore[no-untyped-def]
     return smallest if abs(y) < smallest else unit * min(power, 2.0**1023)
 
 
-@compiled()
+@nogil_njit()
 def half_ulps(y, smallest, unit, out):  # type: ignore[no-untyped-def]
     """Fill ``out`` with ``metrics.sizes.half_ulp`` of flat FP64 values, of a format's smallest normal number and u."""
     for i in range(y.size):
@@ -42,7 +42,7 @@ def _left_over(c, e, r, sums, half):  # type: ignore[no-untyped-def]
     return 0.0 if near else left
 
 
-@compiled()
+@nogil_njit()
 def left_over(candidate, emulated, reference, sums, smallest, unit, out):  # type: ignore[no-untyped-def]
     """Fill ``out`` with what an emulation leaves of flat FP64 values, as ``_left_over`` says of one."""
     for i in range(out.size):
@@ -50,7 +50,7 @@ def left_over(candidate, emulated, reference, sums, smallest, unit, out):  # typ
         out[i] = _left_over(candidate[i], emulated[i], r, sums[i], _half_ulp(r, smallest, unit))
 
 
-@compiled(fastmath=ORDER)
+@nogil_njit(fastmath=ORDER)
 def pool(made, around, reference, root, power, gains, means):  # type: ignore[no-untyped-def]
     """Add a realisation's deviations d = (made − around) · root to power Σ d² [T, H, K]; fill gains Σ d·r, means Σ d.
 
@@ -69,8 +69,8 @@ def pool(made, around, reference, root, power, gains, means):  # type: ignore[no
             gains[t, h], means[t, h] = gain, mean
 
 
-@compiled(fastmath=ORDER)
-def summed(left, power, reference, cells, channels):  # type: ignore[no-untyped-def]
+@nogil_njit(fastmath=ORDER)
+def add_sums(left, power, reference, cells, channels):  # type: ignore[no-untyped-def]
     """Fill cells [9, T, H] and add to channels [3, H, K] what the names above say of FP64 [T, H, K], contiguous."""
     length, heads, width = left.shape
     for t in range(length):
@@ -102,8 +102,8 @@ def summed(left, power, reference, cells, channels):  # type: ignore[no-untyped-
             cells[6, t, h], cells[7, t, h], cells[8, t, h] = r4, ar, r1
 
 
-@compiled()
-def farthest(error, left, allowed):  # type: ignore[no-untyped-def]
+@nogil_njit()
+def farthest_excess(error, left, allowed):  # type: ignore[no-untyped-def]
     """Return the largest min(|error|, |left|) / allowed, flat FP64, and the first place of it; NaN is the largest.
 
     0 / 0 is 0.
@@ -190,26 +190,26 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
     return apart, known_error, error_size, change, np.int64(farthest).view(np.float64), place
 
 
-@compiled(fastmath=ORDER)
+@nogil_njit(fastmath=ORDER)
 def undrawn_bfloat16(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
-    """``undrawn`` of bfloat16's words and the upper halves of FP64 words."""
+    """``add_undrawn_sums`` of bfloat16's words and the upper halves of FP64 words."""
     return _undrawn(
         candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide_bfloat16, _wide_upper
     )
 
 
-@compiled(fastmath=ORDER)
-def undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
-    """Fill cells and channels as ``summed`` does of what ``left_over`` leaves of [T, K], under the least noise.
+@nogil_njit(fastmath=ORDER)
+def add_undrawn_sums(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
+    """Fill cells and channels as ``add_sums`` does of what ``left_over`` leaves of [T, K], under the least noise.
 
     ``relative``: of that noise, over the rms of a row; ``tie`` · |r|: what sums are off by, below 0 where ties are not
     looked for. Return sums of squares: c − ê, c − r and ê − r with 0 for each value that is not finite, and after the
-    second c − r with 0 where that is not; and what ``farthest`` does with half an ulp and a row's noise allowed.
+    second c − r with 0 where that is not; and what ``farthest_excess`` does with half an ulp and a row's noise allowed.
     """
     return _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide, _wide)
 
 
-def plain(x: Any) -> Any:
+def as_kernel_input(x: Any) -> Any:
     """Return FP64 values as the kernels take them."""
     return as_is(np.asarray(x, np.float64))
 

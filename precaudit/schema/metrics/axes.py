@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.schema.metrics.residue import Noise, Slices, Sums
+from precaudit.schema.metrics.residue import Noise, SliceSums, Sums
 from precaudit.schema.metrics.sizes import MIN_CHANNEL_ROWS
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 
 LONG = 8
 
 
-class Found(NamedTuple):
+class WorstSlice(NamedTuple):
     """The worst excess of some slices, where its farthest element is, and how many slices there are.
 
     ``row``, ``last``: the element's row in the order of memory, and its last index.
@@ -43,7 +43,7 @@ def plane_axes(shape: Sequence[int]) -> list[int]:
 
 def worst_slices(
     left: Array, power: Array | None, reference: Array, noise: Noise, sums: Sums | None = None
-) -> dict[str, Found]:
+) -> dict[str, WorstSlice]:
     """Return the worst line ("token"), and the worst plane ("channel") where there are any.
 
     ``left``: what an emulation leaves; ``power``: noise² (None: 0); ``reference``; all FP64 in the point's own shape.
@@ -54,7 +54,7 @@ def worst_slices(
 
 def worst_of_rows(
     rows: Array, left: Array, reference: Array, shape: tuple[int, ...], noise: Noise, sums: Sums
-) -> dict[str, Found]:
+) -> dict[str, WorstSlice]:
     """Return the same of an array [rows, N] of ``shape``, under no power: ``left`` [some, N] is of some ``rows``.
 
     In the others nothing is left.
@@ -66,7 +66,7 @@ def worst_of_rows(
     return _worst_of(_Few(_Reference.of(reference.reshape(shape), sums), noise, rows, left))
 
 
-def _worst_of(values: "_Everywhere | _Few") -> dict[str, Found]:
+def _worst_of(values: "_Everywhere | _Few") -> dict[str, WorstSlice]:
     shape = values.reference.shape
     lines, planes = map(values.lines, line_axes(shape)), [*map(values.planes, plane_axes(shape))]
     return {"token": _worst([*lines])} | ({"channel": _worst(planes)} if planes else {})
@@ -77,7 +77,7 @@ def long(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1) or (1,)
 
 
-def worst_line(top: Array, energy: Array) -> Found:
+def worst_line(top: Array, energy: Array) -> WorstSlice:
     """Return the line with the largest √(Σ top / Σ energy), of squares in the point's own shape; 0/0 is 0."""
     shape = top.shape or (1,)
     top, energy = top.reshape(shape), energy.reshape(shape)
@@ -90,17 +90,17 @@ def worst_line(top: Array, energy: Array) -> Found:
         line = np.moveaxis(top, axis, -1)[index]
         at = (*index[:axis], int(np.argmax(line)), *index[axis:])
         row = int(np.ravel_multi_index(at[:-1], shape[:-1])) if len(shape) > 1 else 0
-        found.append(Found(float(each.max(initial=0.0)), row, at[-1], each.size))
+        found.append(WorstSlice(float(each.max(initial=0.0)), row, at[-1], each.size))
     return _worst(found)
 
 
-def as_scopes(found: dict[str, Found]) -> tuple[dict[str, tuple[Number, int]], dict[str, int]]:
+def as_scopes(found: dict[str, WorstSlice]) -> tuple[dict[str, tuple[Number, int]], dict[str, int]]:
     """Return excesses with their index, a row's or a last one, and how many slices there are, as records hold them."""
-    worst = {n: (number(x.excess), x.row if n == "token" else x.last) for n, x in found.items()}
+    worst = {n: (json_number(x.excess), x.row if n == "token" else x.last) for n, x in found.items()}
     return worst, {n: x.slices for n, x in found.items()}
 
 
-def along(x: Array) -> Array:
+def largest_along(x: Array) -> Array:
     """Return for every element the largest root mean square of the lines through it, in the array's shape."""
     shape, x = x.shape, x.reshape(long(x.shape))
     found, letters = np.zeros(x.shape), list(range(x.ndim))
@@ -125,7 +125,7 @@ def clusters(deviation: Array, reference: Array) -> Iterator[tuple[Array, Array]
         yield np.asarray(gains).reshape(-1), np.asarray(np.einsum(deviation, letters, rest)).reshape(-1)
 
 
-def _worst(found: Sequence[Found]) -> Found:
+def _worst(found: Sequence[WorstSlice]) -> WorstSlice:
     return max(found, key=lambda x: x.excess)._replace(slices=sum(x.slices for x in found))
 
 
@@ -169,9 +169,9 @@ class _Reference:
             return self.columns
         return np.asarray(np.einsum(self.rows.reshape(self.shape[:-1]), letters[:-1], [axis]))
 
-    def found(self, excess: Array, worst: int, element: int) -> Found:
+    def worst_slice(self, excess: Array, worst: int, element: int) -> WorstSlice:
         """Return the worst slice; ``element``: the number of its farthest element."""
-        return Found(float(excess[worst]), *divmod(element, self.width), len(excess))
+        return WorstSlice(float(excess[worst]), *divmod(element, self.width), len(excess))
 
 
 def _along(x: Array, axis: int, y: Array | None = None) -> Array:
@@ -188,31 +188,31 @@ class _Everywhere:
         self.reference, self.noise, self.left = reference, noise, left.reshape(reference.shape)
         self.power = None if power is None else power.reshape(reference.shape)
 
-    def lines(self, axis: int) -> Found:
+    def lines(self, axis: int) -> WorstSlice:
         """Return the worst of the lines along an axis."""
         spread = 0.0 if self.power is None else _along(self.power, axis)
-        kept = Slices(_along(self.left, axis, self.left), np.asarray(spread), self.reference.lines(axis))
+        kept = SliceSums(_along(self.left, axis, self.left), np.asarray(spread), self.reference.lines(axis))
         excess = kept.excess(self.noise, self.reference.shape[axis])
         worst = int(np.argmax(excess))
         others = [n for i, n in enumerate(self.reference.shape) if i != axis]
         index = np.unravel_index(worst, others) if others else ()
         inside = int(np.argmax(np.abs(np.moveaxis(self.left, axis, -1)[index])))
-        return self._found(excess, worst, (*index[:axis], inside, *index[axis:]))
+        return self._worst_slice(excess, worst, (*index[:axis], inside, *index[axis:]))
 
-    def planes(self, axis: int) -> Found:
+    def planes(self, axis: int) -> WorstSlice:
         """Return the worst of the planes across an axis."""
         letters, n = list(range(self.left.ndim)), self.reference.shape[axis]
         kept = np.einsum(self.left, letters, self.left, letters, [axis])
         spread = 0.0 if self.power is None else np.einsum(self.power, letters, [axis])
-        slices = Slices(kept, np.asarray(spread), self.reference.planes(axis))
+        slices = SliceSums(kept, np.asarray(spread), self.reference.planes(axis))
         excess = slices.excess(self.noise, self.left.size // n)
         worst = int(np.argmax(excess))
         plane = np.moveaxis(self.left, axis, 0)[worst]
         index = np.unravel_index(int(np.argmax(np.abs(plane))), plane.shape) if plane.ndim else ()
-        return self._found(excess, worst, (*index[:axis], worst, *index[axis:]))
+        return self._worst_slice(excess, worst, (*index[:axis], worst, *index[axis:]))
 
-    def _found(self, excess: Array, worst: int, at: tuple[Any, ...]) -> Found:
-        return self.reference.found(excess, worst, int(np.ravel_multi_index(at, self.reference.shape)))
+    def _worst_slice(self, excess: Array, worst: int, at: tuple[Any, ...]) -> WorstSlice:
+        return self.reference.worst_slice(excess, worst, int(np.ravel_multi_index(at, self.reference.shape)))
 
 
 class _Few:
@@ -224,7 +224,7 @@ class _Few:
         self.places = rows[inside[0]] * reference.width + inside[1]
         self.at, self.squares = np.unravel_index(self.places, reference.shape), left[inside] ** 2
 
-    def lines(self, axis: int) -> Found:
+    def lines(self, axis: int) -> WorstSlice:
         """Return the worst of the lines along an axis; those alone are summed that hold anything."""
         others = [n for i, n in enumerate(self.reference.shape) if i != axis]
         mine = self.at[:axis] + self.at[axis + 1 :]
@@ -233,19 +233,19 @@ class _Few:
         size = np.zeros(prod(others))
         if len(known):
             size[known] = self.reference.lines(axis, known)
-        return self._found(np.asarray(which), size, self.reference.shape[axis])
+        return self._worst_slice(np.asarray(which), size, self.reference.shape[axis])
 
-    def planes(self, axis: int) -> Found:
+    def planes(self, axis: int) -> WorstSlice:
         """Return the worst of the planes across an axis."""
         n = self.reference.shape[axis]
         size = self.reference.planes(axis) if len(self.squares) else np.zeros(n)
-        return self._found(self.at[axis], size, self.reference.values.size // len(size))
+        return self._worst_slice(self.at[axis], size, self.reference.values.size // len(size))
 
-    def _found(self, which: Array, size: Array, each: int) -> Found:
+    def _worst_slice(self, which: Array, size: Array, each: int) -> WorstSlice:
         if not len(which):
-            return Found(0.0, 0, 0, len(size))
+            return WorstSlice(0.0, 0, 0, len(size))
         kept = np.bincount(which, self.squares, minlength=len(size))
-        excess = Slices(kept, np.zeros(()), size).excess(self.noise, each)
+        excess = SliceSums(kept, np.zeros(()), size).excess(self.noise, each)
         worst = int(np.argmax(excess))
         mine = np.flatnonzero(which == worst)
-        return self.reference.found(excess, worst, int(self.places[mine[np.argmax(self.squares[mine])]]))
+        return self.reference.worst_slice(excess, worst, int(self.places[mine[np.argmax(self.squares[mine])]]))

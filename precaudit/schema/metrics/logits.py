@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records.base import number
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import Distribution
 
 
@@ -83,12 +83,12 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
             rows["gap"].append(float(r[best] - r[order_r[1]]) if len(r) > 1 else float("inf"))
     return Distribution(
         positions=tuple(int(p) for p in positions),
-        kl_noise=None if noise is None else tuple(number(x) for x in noise),
+        kl_noise=None if noise is None else tuple(json_number(x) for x in noise),
         rank=tuple(int(x) for x in rows["rank"]),
         top1=tuple(rows["top1"]),
         top5=tuple(rows["top5"]),
         top50=tuple(rows["top50"]),
-        kl=tuple(number(x) for x in rows["kl"]),
-        logprob_error=tuple(number(x) for x in rows["logprob_error"]),
-        gap=tuple(number(x) for x in rows["gap"]),
+        kl=tuple(json_number(x) for x in rows["kl"]),
+        logprob_error=tuple(json_number(x) for x in rows["logprob_error"]),
+        gap=tuple(json_number(x) for x in rows["gap"]),
     )

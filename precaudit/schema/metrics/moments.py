@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from precaudit.numbers.arrays import Array, as_format, ordinals, single, widen
+from precaudit.numbers.arrays import Array, as_format, ordinals, to_single, widen
 from precaudit.numbers.formats import FORMATS
 
 SPLIT = 1 << 16  # fewest elements a block of rows is given: handing it to a thread costs as much as some 10^4 elements
@@ -131,7 +131,7 @@ def _readable(x: Array, bits: bool = False) -> Array:
         x = x.view(np.uint16)
     elif x.dtype not in (np.float64, np.float32):
         with np.errstate(invalid="ignore"):  # signalling NaNs warn
-            x = single(x)
+            x = to_single(x)
     y = np.require(x, requirements=("C", "A")).view(np.ndarray)
     y.flags.writeable = False
     return y

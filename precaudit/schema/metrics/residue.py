@@ -11,7 +11,7 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.schema.metrics.sizes import MIN_CHANNEL_ROWS, norm
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.errors import Scope, Signed
 
 CONSTANT = 2.0**-24
@@ -33,8 +33,8 @@ def farthest(error: Array, left: Array, allowed: Array) -> tuple[float, tuple[in
 
     if not error.size:
         raise ValueError("nothing is farthest of no elements")
-    flat = (kernel.plain(x).reshape(-1) for x in (error, left, np.broadcast_to(allowed, error.shape)))
-    worst, place = kernel.farthest(*flat)
+    flat = (kernel.as_kernel_input(x).reshape(-1) for x in (error, left, np.broadcast_to(allowed, error.shape)))
+    worst, place = kernel.farthest_excess(*flat)
     return float(worst), tuple(int(i) for i in np.unravel_index(place, error.shape))
 
 
@@ -64,7 +64,7 @@ class Noise:
         return cls(nothing, nothing, nothing, unit_roundoff / 3**0.5, common, smallest)
 
     @classmethod
-    def pooled(
+    def pool(
         cls,
         deviations: Sequence[Array],
         reference: Array,
@@ -79,14 +79,17 @@ class Noise:
 
         Rounding a value uniform over one binade makes relative errors of rms u/√3 at most.
         """
-        from precaudit.schema.metrics._residue_kernel import plain, pool  # numba takes a third of a second to import
+        from precaudit.schema.metrics._residue_kernel import (  # numba takes a third of a second to import
+            as_kernel_input,
+            pool,
+        )
 
         power, n = np.zeros(reference.shape), len(deviations)
         gains, means = np.empty((2, n, *reference.shape[:2]))
-        shown = plain(reference)
-        middle = plain(np.broadcast_to(0.0, reference.shape) if around is None else around)
+        shown = as_kernel_input(reference)
+        middle = as_kernel_input(np.broadcast_to(0.0, reference.shape) if around is None else around)
         for i, (d, weight) in enumerate(zip(deviations, weights or [1 / n] * n, strict=True)):
-            pool(plain(d), middle, shown, weight**0.5, power, gains[i], means[i])
+            pool(as_kernel_input(d), middle, shown, weight**0.5, power, gains[i], means[i])
         size = norm(shown)
         relative = float(np.sqrt(power.sum())) / size if size else 0.0
         return cls(power, gains, means, max(unit_roundoff / 3**0.5, relative), common)
@@ -105,7 +108,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Slices:
+class SliceSums:
     """Σ left², Σ noise², Σ reference² of every token, head or channel."""
 
     left: Array
@@ -134,10 +137,10 @@ class Sums:
     @classmethod
     def of(cls, left: Array, noise: Noise, reference: Array) -> "Sums":
         """Add up FP64 arrays [T, H, K] in one pass."""
-        from precaudit.schema.metrics._residue_kernel import CELLS, CHANNELS, plain, summed
+        from precaudit.schema.metrics._residue_kernel import CELLS, CHANNELS, add_sums, as_kernel_input
 
         cells, channels = np.zeros((CELLS, *left.shape[:2])), np.zeros((CHANNELS, *left.shape[1:]))
-        summed(plain(left), plain(noise.power), plain(reference), cells, channels)
+        add_sums(as_kernel_input(left), as_kernel_input(noise.power), as_kernel_input(reference), cells, channels)
         return cls(cells, channels)
 
 
@@ -150,21 +153,21 @@ def excesses(
     """
     cells = sums.cells[:3]
     rows, heads, width = cells.shape[1], cells.shape[2], sums.channels.shape[2]
-    whole = float(Slices(*(x.sum() for x in cells)).excess(noise, rows * heads * width))
-    found = {"token": Slices(*(x.sum(axis=1) for x in cells)).excess(noise, heads * width)}
+    whole = float(SliceSums(*(x.sum() for x in cells)).excess(noise, rows * heads * width))
+    found = {"token": SliceSums(*(x.sum(axis=1) for x in cells)).excess(noise, heads * width)}
     if axes[-1] == "K" or axes == "HTS":
-        found["head"] = Slices(*(x.sum(axis=0) for x in cells)).excess(noise, rows * width)
+        found["head"] = SliceSums(*(x.sum(axis=0) for x in cells)).excess(noise, rows * width)
     if axes[-1] in "KDF" and rows >= MIN_CHANNEL_ROWS:
-        found["channel"] = Slices(*(x.reshape(-1) for x in sums.channels)).excess(noise, rows)
+        found["channel"] = SliceSums(*(x.reshape(-1) for x in sums.channels)).excess(noise, rows)
     worst: dict[str, tuple[Number, int]] = {}
     for name, values in found.items():
         if values.size:
             i = int(np.argmax(values))
-            worst[name] = (number(values[i]), int(positions[i]) if name == "token" else i)
+            worst[name] = (json_number(values[i]), int(positions[i]) if name == "token" else i)
     return whole, worst, {name: values.size for name, values in found.items()}
 
 
-def signed(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Scope]:
+def gain_and_mean(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Scope]:
     """Return the signed gain ⟨left, r⟩ / ⟨r, r⟩ and mean of ``left``, each with its noise, and the worst heads'.
 
     The variance of a sum over a head is the largest of three that the ensemble gives: its elements independent, Σ(noise
@@ -190,12 +193,12 @@ def signed(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Sc
         variances = _variances(clusters, found, others) + noise.relative**2 * independent
         variances = variances + noise.smallest**2 * weights
         variances = variances + (CONSTANT * absolute) ** 2 + (noise.common * together) ** 2
-        whole[name] = _signed(total, variances, _together(clusters), scale)
+        whole[name] = _signed_value(total, variances, _together(clusters), scale)
         if heads and len(total) > 1:
             with np.errstate(divide="ignore", invalid="ignore"):
                 z = np.where(total == 0, 0.0, np.abs(total) / np.sqrt(variances))
             i = int(np.argmax(z))
-            worst[name] = (number(z[i]), i)
+            worst[name] = (json_number(z[i]), i)
     return whole, worst
 
 
@@ -218,9 +221,9 @@ def _together(clusters: Array) -> float:
     return float((clusters.sum(axis=(1, 2)) ** 2).sum()) if len(clusters) else 0.0
 
 
-def _signed(sums: Array, variances: Array, together: float, scale: float) -> Signed:
+def _signed_value(sums: Array, variances: Array, together: float, scale: float) -> Signed:
     if not scale:
         return Signed(value=0.0, noise=0.0)
     # a rounded constant moves all heads together: their standard deviations add at worst
     spread = max(variances.sum(), np.sqrt(variances).sum() ** 2 / len(variances), together) ** 0.5
-    return Signed(value=number(sums.sum() / scale), noise=number(spread / scale))
+    return Signed(value=json_number(sums.sum() / scale), noise=json_number(spread / scale))

@@ -8,10 +8,10 @@ import numpy as np
 from precaudit.numbers.arrays import Array
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.metrics.sizes import Difference, canonical, sizes
-from precaudit.schema.records.base import number, value
+from precaudit.schema.records.base import json_number, value
 
 
-def measured(
+def measure_rows(
     stored: Array, reference: Array, point: str, positions: Sequence[int] | Array, window: int | None = None
 ) -> tuple[Difference, dict[str, Any]]:
     """Compare a recorded tensor with FP64 values of its shape; return the difference and the record's fields.
@@ -20,19 +20,19 @@ def measured(
     ``excluded``.
     """
     axes = POINTS[point].axes
-    r, hidden = canonical(reference, axes), masked(point, positions, reference.shape[-1], window)
+    r, hidden = canonical(reference, axes), masked_elements(point, positions, reference.shape[-1], window)
     if hidden is not None:
-        r, stored = visible(r, hidden), visible(stored, hidden.transpose(1, 0, 2))
+        r, stored = zero_masked(r, hidden), zero_masked(stored, hidden.transpose(1, 0, 2))
     found = sizes(stored, r, axes, positions)
     if hidden is not None:
         found["excluded"] = int(hidden.sum()) * r.shape[1]
         seen_part = 1.0 - found["excluded"] / found["n"]
-        found |= {k: number(value(found[k]) / seen_part) for k in ("mae", "mean")}
+        found |= {k: json_number(value(found[k]) / seen_part) for k in ("mae", "mean")}
         found["n"] -= found["excluded"]
     return Difference.of(canonical(stored, axes), r), found
 
 
-def masked(point: str, positions: Sequence[int] | Array, keys: int, window: int | None = None) -> Array | None:
+def masked_elements(point: str, positions: Sequence[int] | Array, keys: int, window: int | None = None) -> Array | None:
     """Return where [T, 1, S] a point's elements are masked and read by nothing; None where none are.
 
     Only scores: a probability after the mask is read, and has to be 0.
@@ -43,7 +43,7 @@ def masked(point: str, positions: Sequence[int] | Array, keys: int, window: int 
     return hidden if hidden.any() else None
 
 
-def visible(x: Array, hidden: Array | None) -> Array:
+def zero_masked(x: Array, hidden: Array | None) -> Array:
     """Return an array with 0 for what is masked: the one place where a mask is applied to values that are compared.
 
     ``hidden``: where, of shapes that broadcast; None: nowhere.

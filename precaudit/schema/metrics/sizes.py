@@ -10,7 +10,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.metrics.moments import Moments, moments
-from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.errors import Scope, Worst
 
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
@@ -45,10 +45,10 @@ class Difference:
 
 def canonical(x: Array, axes: str) -> Array:
     """Return FP64 ``x`` as [T, H, K]: scores [H, T, S] become [T, H, S], [T, D] becomes [T, 1, D]."""
-    return arranged(widen(x) if x.dtype != np.float64 else x, axes)
+    return arrange_axes(widen(x) if x.dtype != np.float64 else x, axes)
 
 
-def arranged(x: Array, axes: str) -> Array:
+def arrange_axes(x: Array, axes: str) -> Array:
     """Return ``x`` as [T, H, K] in its own format."""
     if axes == "HTS":
         return x.transpose(1, 0, 2)
@@ -74,7 +74,7 @@ def sizes(stored: Array, reference: Array, axes: str, positions: Sequence[int] |
     rounding the reference to it. bits_lost: log₂(rel_l2 / u) of that format, 0 at or below u. snr: dB, of r over c − r.
     gain: ⟨c − r, r⟩ / ⟨r, r⟩. mean: of c − r. Non-finite elements are counted and left out of the others.
     """
-    m = moments(arranged(stored, axes), reference)
+    m = moments(arrange_axes(stored, axes), reference)
     ee, rr, cc = (float(x.sum()) for x in (m.ee, m.rr, m.cc))
     e, r, c, n = ee**0.5, rr**0.5, cc**0.5, m.n
     relative = ratio(e, r)
@@ -82,20 +82,20 @@ def sizes(stored: Array, reference: Array, axes: str, positions: Sequence[int] |
         "dtype": stored.dtype.name,
         "n": n,
         "nonfinite": m.nonfinite,
-        "mae": number(m.abs_e.sum() / n) if n else 0.0,
-        "max_diff": number(m.top.max(initial=0.0)),
-        "rel_l2": number(relative),
-        "cosine": number(m.cr.sum() / (c * r)) if e and r and c else float(e == 0),
+        "mae": json_number(m.abs_e.sum() / n) if n else 0.0,
+        "max_diff": json_number(m.top.max(initial=0.0)),
+        "rel_l2": json_number(relative),
+        "cosine": json_number(m.cr.sum() / (c * r)) if e and r and c else float(e == 0),
         "max_ulp": m.max_ulp,
-        "bits_lost": number(bits_lost(relative, FORMATS[stored.dtype.name].unit_roundoff)),
-        "snr": number(-20.0 * np.log10(relative)) if 0 < relative < np.inf else "inf" if e == 0 else "-inf",
-        "gain": number(ratio(float(m.er.sum()), rr)) if rr else 0.0,
-        "mean": number(m.e.sum() / n) if n else 0.0,
+        "bits_lost": json_number(bits_lost(relative, FORMATS[stored.dtype.name].unit_roundoff)),
+        "snr": json_number(-20.0 * np.log10(relative)) if 0 < relative < np.inf else "inf" if e == 0 else "-inf",
+        "gain": json_number(ratio(float(m.er.sum()), rr)) if rr else 0.0,
+        "mean": json_number(m.e.sum() / n) if n else 0.0,
         "scopes": scopes(m, positions, axes),
     }
     if n:
         t, h, k = m.worst
-        values = (number(arranged(stored, axes)[t, h, k]), number(reference[t, h, k]))
+        values = (json_number(arrange_axes(stored, axes)[t, h, k]), json_number(reference[t, h, k]))
         found["worst"] = Worst(index=own_index((t, h, k), axes), candidate=values[0], reference=values[1])
     return found
 
@@ -134,10 +134,10 @@ def scopes(m: Moments, positions: Sequence[int] | Array, axes: str) -> dict[str,
 
 def _largest(values: Array) -> tuple[Number, int]:
     i = int(np.argmax(values)) if values.size else 0
-    return (number(values[i]) if values.size else 0.0, i)
+    return (json_number(values[i]) if values.size else 0.0, i)
 
 
-def explained(candidate: Array, reference_error: float, emulation: Array) -> float:
+def explained_share(candidate: Array, reference_error: float, emulation: Array) -> float:
     """1 − ‖c − ê‖² / ‖c − r‖²: the share of the error an emulation reproduces (docs/design.md §1).
 
     Where the candidate has no error at all: 1 if the emulation has none either, else −∞.
@@ -154,13 +154,32 @@ def share_of(left: float, error: float) -> float:
 
 def half_ulp(y: Array, name: str) -> Array:
     """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
-    from precaudit.schema.metrics._residue_kernel import half_ulps, plain  # numba takes a third of a second to import
+    from precaudit.schema.metrics._residue_kernel import (  # numba takes a third of a second to import
+        as_kernel_input,
+        half_ulps,
+    )
 
     out = np.empty(np.shape(y))
-    half_ulps(plain(y).reshape(-1), smallest_normal(name), FORMATS[name].unit_roundoff, out.reshape(-1))
+    half_ulps(as_kernel_input(y).reshape(-1), smallest_normal(name), FORMATS[name].unit_roundoff, out.reshape(-1))
     return out
 
 
 def smallest_normal(name: str) -> float:
     """Return the smallest normal number of format ``name``."""
     return float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
+
+
+def error_sizes(emulation: Array, reference: Array) -> dict[str, Any]:
+    """Return the sizes of an emulation's own error, FP64 arrays of one shape."""
+    with np.errstate(invalid="ignore"):
+        error = emulation - reference
+    bad = int((~np.isfinite(error)).sum())
+    error = np.where(np.isfinite(error), error, 0.0)
+    size = np.abs(error)
+    return {
+        "n": error.size,
+        "nonfinite": bad,
+        "mae": json_number(size.mean()),
+        "max_diff": json_number(size.max()),
+        "rel_l2": json_number(ratio(norm(error), norm(reference))),
+    }

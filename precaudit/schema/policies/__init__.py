@@ -123,7 +123,7 @@ def recorded_policy(record: Any) -> Policy:
     return on_device(declared_policy(record), device_kind(record.device))
 
 
-def completed(recorded: Mapping[str, str]) -> dict[str, str]:
+def complete_policy(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
     then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
     return then | {"attention": "naive", "layers": "scan", "fused": "none", "mask": "full"} | dict(recorded)
@@ -172,7 +172,7 @@ def keeps_unrounded(policy: Policy) -> bool:
     return policy.excess_precision != "off" and policy.activations != "float32"
 
 
-def shipped() -> tuple[str, ...]:
+def shipped_policies() -> tuple[str, ...]:
     """Names of the policies that come with the package."""
     return tuple(sorted(p.name[:-5] for p in resources.files(__name__).iterdir() if p.name.endswith(".toml")))
 
@@ -180,12 +180,12 @@ def shipped() -> tuple[str, ...]:
 def load_policy(name: str) -> Policy:
     """Return the shipped policy ``name`` or the one in the TOML file at that path; raises UserError."""
     path = Path(name)
-    if name in shipped():
+    if name in shipped_policies():
         text, label = (resources.files(__name__) / f"{name}.toml").read_bytes(), name
     elif path.suffix == ".toml" and path.is_file():
         text, label = path.read_bytes(), path.stem
     else:
-        raise UserError(f"unknown policy {name!r}{nearest(name, shipped())}; or give the path of a .toml file")
+        raise UserError(f"unknown policy {name!r}{nearest(name, shipped_policies())}; or give the path of a .toml file")
     table = toml_table(text, f"policy {name}")
     try:
         return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)

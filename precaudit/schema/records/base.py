@@ -13,7 +13,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Number = float | Literal["nan", "inf", "-inf"]
 
 
-def number(x: Any) -> Number:
+def json_number(x: Any) -> Number:
     """Return ``x`` as JSON can hold it."""
     value = float(x)
     if math.isfinite(value):

@@ -1,7 +1,5 @@
 """What compare writes beside errors: the lines of prefill_decode.jsonl, and compare.json."""
 
-from typing import Literal
-
 import msgspec
 
 from precaudit.schema.records.base import Index, Number, Record
@@ -11,11 +9,13 @@ class PrefillDecodeRecord(Record, frozen=True):
     """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode.
 
     ``f64_against_top1``: FP64's top-1 of the first view where that has a formula of its own, since RoPE turned its rows
-    by another length (precaudit/schema/lengths.py); ``f64_top1`` is decode's.
+    by another length (precaudit/schema/lengths.py); ``f64_top1`` is decode's. Of a program ``against`` and ``view`` are
+    the entry points, ``view`` the one that sees a row at a time; ``f64_apart``: ‖a − b‖ / ‖b‖ of their FP64 logits
+    where these are apart, so that they are not one function.
     """
 
     prompt: str
-    against: Literal["prefill", "rescore"]
+    against: str
     step: Index
     position: Index
     prefill_top1: Index
@@ -32,6 +32,8 @@ class PrefillDecodeRecord(Record, frozen=True):
     prefill_last_top1: Index | None = None
     decode0_top1: Index | None = None
     f64_against_top1: Index | None = None
+    f64_apart: Number | None = None
+    view: str = "decode"
 
     @property
     def agree(self) -> bool | None:

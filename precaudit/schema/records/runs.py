@@ -7,8 +7,19 @@ import msgspec
 from precaudit.schema.records.base import Count, Index, Number, Record
 from precaudit.schema.records.devices import Way
 
-# The phase of records of other programs than the shipped decoder, whose points have names of theirs.
+# The phase of records of other programs than the shipped decoder, whose points have names of theirs; of the entry point
+# ``decode`` it is ``decode call``.
 PROGRAM_CALL = "call"
+
+
+def call_of(entry: str) -> str:
+    """Return the phase of records of a program's entry point."""
+    return PROGRAM_CALL if entry == PROGRAM_CALL else f"{entry} {PROGRAM_CALL}"
+
+
+def is_call(phase: str) -> bool:
+    """Whether a record of this phase is of a program's call."""
+    return phase.endswith(PROGRAM_CALL)
 
 
 class PromptRecord(Record, frozen=True):

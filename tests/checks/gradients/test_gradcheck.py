@@ -9,10 +9,10 @@ from jax.test_util import check_grads
 from precaudit.checks.gradients.awkward import awkward
 from precaudit.checks.gradients.case import KERNEL, REFERENCE
 from precaudit.checks.gradients.check import gradcheck
-from precaudit.checks.gradients.flips import Choosing, taken
-from precaudit.checks.gradients.formula import Formula, differentiated
+from precaudit.checks.gradients.flips import Choosing, record_choices
+from precaudit.checks.gradients.formula import Formula, differentiate
 from precaudit.checks.gradients.shrinking import shrunk
-from precaudit.checks.gradients.subjects import read, write
+from precaudit.checks.gradients.subjects import read_inputs, write_inputs
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.judging.gate import gate
@@ -173,7 +173,7 @@ def test_what_is_left_of_a_sum_that_cancels_is_noise_common_to_a_row_and_what_do
 
 def test_a_minimum_keeps_its_derivative_in_every_realisation():
     x, y = np.linspace(0.1, 0.9, 7, dtype=np.float32), np.linspace(0.9, 0.1, 7, dtype=np.float32)
-    both = differentiated(lambda x, y: jnp.sum(jnp.minimum(3 * x, 0.7 * y)), (0, 1))
+    both = differentiate(lambda x, y: jnp.sum(jnp.minimum(3 * x, 0.7 * y)), (0, 1))
     for _, dx, dy in Formula.of(both, np.float32(1), (x, y)).draws(np.float32(1), (x, y)):
         less = 3 * x < 0.7 * y
         np.testing.assert_allclose(dx, np.where(less, 3.0, 0.0), rtol=1e-6)
@@ -211,12 +211,12 @@ def test_fp64_goes_on_with_the_choices_of_a_run(choice, take):
         return jnp.take_along_axis(x, i if i.ndim == 2 else i[:, None], 0 if i.shape == x.shape else 1)
 
     made = jax.make_jaxpr(chosen)(x)
-    (other,) = taken(made, (y,), None)
+    (other,) = record_choices(made, (y,), None)
     with jax.enable_x64(True):
         one = Choosing(None, [other])
         (out,) = one.run(made.jaxpr, made.consts, (x,))
     np.testing.assert_array_equal(np.asarray(out).reshape(take(x, other).shape), take(x, other))
-    np.testing.assert_array_equal(one.made[0][2], taken(made, (x,), None)[0])
+    np.testing.assert_array_equal(one.made[0][2], record_choices(made, (x,), None)[0])
 
 
 def test_lost_determinism_is_found():
@@ -250,7 +250,7 @@ def test_fp64_of_a_rounding_reference_is_its_formula():
         return jax.nn.log_softmax((x * 0.7).astype(jnp.bfloat16) / t.astype(jnp.bfloat16))
 
     t = np.float32(1.5)
-    out, dx = Formula.of(differentiated(f, (0,)), c, (x, t)).exact(c, (x, t))
+    out, dx = Formula.of(differentiate(f, (0,)), c, (x, t)).exact(c, (x, t))
     k = float(np.float32(0.7)) / 1.5
     z = x.astype(np.float64) * k
     logp = z - np.log(np.exp(z).sum(1, keepdims=True))
@@ -337,11 +337,11 @@ def test_failing_inputs_are_shrunk_and_written(tmp_path):
     assert small[0].shape == (1, 16)
     assert not small[0].any()
     assert small[1].max() < 1
-    assert write(tmp_path / "x.safetensors", (jnp.ones(2, jnp.bfloat16), np.arange(3, dtype=np.int32)))
-    back = read(tmp_path / "x.safetensors")
+    assert write_inputs(tmp_path / "x.safetensors", (jnp.ones(2, jnp.bfloat16), np.arange(3, dtype=np.int32)))
+    back = read_inputs(tmp_path / "x.safetensors")
     assert [x.dtype for x in back] == [jnp.bfloat16, jnp.int32]
     with pytest.raises(UserError):
-        read(tmp_path / "none.safetensors")
+        read_inputs(tmp_path / "none.safetensors")
 
 
 def norm(x, w, epsilon=1e-5):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.checks.gradients.measure import distance
+from precaudit.checks.gradients.measure import measure_distance
 
 FORMATS = (ml_dtypes.bfloat16, np.float16, np.float32)
 
@@ -14,11 +14,11 @@ FORMATS = (ml_dtypes.bfloat16, np.float16, np.float32)
 def test_one_rounding_is_at_most_one_and_a_second_step_is_more(kind: type, scale: float) -> None:
     exact = np.random.default_rng(0).normal(size=(40, 50)) * scale
     once = exact.astype(kind)
-    assert 0.9 < distance(once, exact).componentwise <= 1
+    assert 0.9 < measure_distance(once, exact).componentwise <= 1
     off = once.copy()
     off[3, 7] = np.nextafter(off[3, 7], np.asarray(np.inf, kind))
     off[3, 7] = np.nextafter(off[3, 7], np.asarray(np.inf, kind))
-    far = distance(off, exact)
+    far = measure_distance(off, exact)
     assert far.componentwise > 2
     assert far.worst == (3, 7)
     assert far.same_places
@@ -28,24 +28,24 @@ def test_one_rounding_is_at_most_one_and_a_second_step_is_more(kind: type, scale
 def test_an_error_of_the_norm_is_told_in_roundings_of_all_elements(kind: type) -> None:
     exact = np.random.default_rng(0).normal(size=(40, 50))
     once = exact.astype(kind)
-    assert distance(once, exact).roundings == pytest.approx(1)
+    assert measure_distance(once, exact).roundings == pytest.approx(1)
     u = float(ml_dtypes.finfo(kind).eps) / 2  # errors of a rounding are uniform: u ‖x‖ · 0.41 for normal x
-    assert 0.35 * u < distance(once, exact).once < 0.5 * u
-    assert distance(np.zeros(3, kind), np.zeros(3)).roundings == 0
+    assert 0.35 * u < measure_distance(once, exact).once < 0.5 * u
+    assert measure_distance(np.zeros(3, kind), np.zeros(3)).roundings == 0
 
 
 def test_nan_and_infinities_are_held_to_their_places() -> None:
     exact = np.array([1.0, np.nan, np.inf, -np.inf])
-    assert distance(exact.astype(np.float32), exact).same_places
+    assert measure_distance(exact.astype(np.float32), exact).same_places
     for wrong in ([np.nan, np.nan, np.inf, -np.inf], [1, 0, np.inf, -np.inf], [1, np.nan, -np.inf, -np.inf]):
-        assert not distance(np.array(wrong, np.float32), exact).same_places
+        assert not measure_distance(np.array(wrong, np.float32), exact).same_places
 
 
 def test_errors_at_zero_and_other_shapes() -> None:
-    assert distance(np.zeros(3, np.float32), np.zeros(3)).componentwise == 0
-    lost = distance(np.float32([0, 1e-3]), np.zeros(2))
+    assert measure_distance(np.zeros(3, np.float32), np.zeros(3)).componentwise == 0
+    lost = measure_distance(np.float32([0, 1e-3]), np.zeros(2))
     assert lost.componentwise > 1e30
     assert lost.normwise == np.inf
     assert lost.worst == (1,)
     with pytest.raises(ValueError, match="shape"):
-        distance(np.zeros(3, np.float32), np.zeros(2))
+        measure_distance(np.zeros(3, np.float32), np.zeros(2))

@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 
 from precaudit.checks import kernels
 from precaudit.checks.gradients.check import gradcheck
-from precaudit.checks.gradients.shipped import shipped
-from precaudit.checks.gradients.subjects import named
+from precaudit.checks.gradients.shipped import shipped_checks
+from precaudit.checks.gradients.subjects import import_kernel
 from precaudit.checks.kernels import flash, paged, sdpa, splash
-from precaudit.checks.kernels.attention import NO_KEY, attention
+from precaudit.checks.kernels.attention import NO_KEY, float32_attention
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import compile_for, parse_target
 from tests.helpers.tpus import needs_libtpu
@@ -86,10 +86,10 @@ def test_the_formula_gives_0_where_no_key_is_seen_and_keeps_an_unseen_nan_in():
     q = k = jnp.ones((3, 2))
     v = jnp.asarray([[1.0, 2.0], [np.nan, 4.0], [5.0, 6.0]])
     seen = np.asarray([[True, False, True], [False] * 3, [False, False, True]])
-    out, pull = jax.vjp(lambda *x: attention(*x, seen), q, k.at[1].set(np.nan), v)
+    out, pull = jax.vjp(lambda *x: float32_attention(*x, seen), q, k.at[1].set(np.nan), v)
     np.testing.assert_allclose(out, [[3, 4], [0, 0], [5, 6]])
     assert all(np.isfinite(x).all() for x in pull(jnp.ones_like(out)))
-    assert np.isnan(attention(q, k, v, np.ones((3, 3), bool))[:, 0]).all()
+    assert np.isnan(float32_attention(q, k, v, np.ones((3, 3), bool))[:, 0]).all()
 
 
 @needs_libtpu
@@ -99,18 +99,19 @@ def test_the_formula_gives_0_where_no_key_is_seen_and_keeps_an_unseen_nan_in():
 def test_every_tpu_kernel_compiles_for_a_tpu(module, dtype, target):
     size = {flash: (1, 2, 512, 128), splash: (2, 512, 128), paged: (2, 16, 2, 128)}[module]
     given = module.inputs(0, dtype, size)[""]
+    kernel = {flash: flash.flash_attention, splash: splash.splash_attention, paged: paged.paged_attention}[module]
 
     def both(*x):
-        return module.compiled(*x), jax.vjp(lambda *y: module.compiled(*y, *x[3:]), *x[:3])[1](x[0])
+        return kernel(*x), jax.vjp(lambda *y: kernel(*y, *x[3:]), *x[:3])[1](x[0])
 
-    made = compile_for(parse_target(target), module.compiled if module is paged else both, given)
+    made = compile_for(parse_target(target), kernel if module is paged else both, given)
     assert made.text.count('custom_call_target="tpu_custom_call"') == (1 if module is paged else 4)
 
 
 def test_a_check_is_a_file():
     files = Path(kernels.__path__[0]).glob("*.py")
     defining = {f.stem for f in files if "def kernel(" in f.read_text() or "\nkernel = " in f.read_text()}
-    found = {s.name.rpartition(".")[2]: s for s in shipped()}
+    found = {s.name.rpartition(".")[2]: s for s in shipped_checks()}
     assert set(found) == defining >= {"flash", "splash", "paged", "sdpa", "tokamax", "grpo"}
     assert found["flash"].here == "interpret mode"
     assert found["sdpa"].here == "compiled for CPU"
@@ -131,8 +132,8 @@ def test_the_list_is_a_table_or_a_line_of_json_each():
 def test_a_kernel_that_does_not_run_here_says_why(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not run here: Tokamax needs Python"):
-        named("precaudit.checks.kernels.tokamax", None, None, None)
-    told = next(s for s in shipped() if s.name.endswith("tokamax"))
+        import_kernel("precaudit.checks.kernels.tokamax", None, None, None)
+    told = next(s for s in shipped_checks() if s.name.endswith("tokamax"))
     assert not told.runs
     assert told.here.startswith("no: Tokamax needs")
 

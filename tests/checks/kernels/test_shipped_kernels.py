@@ -9,7 +9,7 @@ import pytest
 
 from precaudit.checks.gradients.check import gradcheck
 from precaudit.checks.kernels import grpo, grpo_linear, losses
-from precaudit.checks.kernels.double_word import log, times, two_sum
+from precaudit.checks.kernels.double_word import log, scale_pair, two_sum
 from precaudit.interpreters.tpu.target import compile_for, parse_target
 from tests.helpers.selected import few
 from tests.helpers.tpus import needs_libtpu
@@ -41,7 +41,7 @@ def test_the_loss_and_its_gradient_are_fp64s_whatever_the_size(size, temperature
     exact, logp, d64 = exactly(*given, temperature)
     run = jax.jit(jax.value_and_grad(lambda *x: grpo.kernel(*x, temperature=temperature, block=(16, 256))))
     loss, d = run(*given)
-    ours = grpo.chosen(jnp.asarray(given[0]), jnp.asarray(given[1]), temperature, (16, 256))[0]
+    ours = grpo.token_log_probabilities(jnp.asarray(given[0]), jnp.asarray(given[1]), temperature, (16, 256))[0]
     assert np.abs(np.asarray(ours, np.float64) - logp).max() <= 4 * np.spacing(np.float32(np.abs(logp).max()))
     assert abs(float(loss) - exact) <= 1e-6 * max(abs(exact), 1)
     assert np.abs(np.asarray(d, np.float64) - d64).max() <= 1e-6 * np.abs(d64).max()
@@ -111,7 +111,7 @@ def test_hidden_states_and_a_head_give_fp64s_gradients_tile_by_tile(size):
     exact, logp, *gradients = over_hidden(*given, 0.7)
     run = jax.value_and_grad(lambda *x: grpo_linear.kernel(*x, temperature=0.7, block=block), (0, 1))
     loss, found = jax.jit(run)(*given)
-    ours = jax.jit(lambda *x: grpo_linear.chosen(*x, 0.7, block))(*given[:3])[0]
+    ours = jax.jit(lambda *x: grpo_linear.token_log_probabilities(*x, 0.7, block))(*given[:3])[0]
     assert np.abs(np.asarray(ours, np.float64) - logp).max() <= 4 * np.spacing(np.float32(np.abs(logp).max()))
     assert abs(float(loss) - exact) <= 1e-6 * max(abs(exact), 1)
     for a, b in zip(found, gradients, strict=True):
@@ -160,7 +160,7 @@ def test_pairs_keep_what_float32_loses_compiled_too():
     total, lost = jax.jit(two_sum)(a, b)
     for x, y, high, low in zip(*(np.asarray(v, np.float64) for v in (a, b, total, lost)), strict=True):
         assert Fraction(x) + Fraction(y) == Fraction(high) + Fraction(low)
-    high, low = (np.asarray(x, np.float64) for x in jax.jit(lambda a: times((a, jnp.zeros_like(a)), 1 / 0.7))(a))
+    high, low = (np.asarray(x, np.float64) for x in jax.jit(lambda a: scale_pair((a, jnp.zeros_like(a)), 1 / 0.7))(a))
     np.testing.assert_allclose(high + low, a.astype(np.float64) / 0.7, rtol=1e-10)
     wide = np.exp(random.uniform(-20, 40, 1000))
     pair = (wide.astype(np.float32), (wide - wide.astype(np.float32)).astype(np.float32))

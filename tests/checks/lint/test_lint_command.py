@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from precaudit.checks.lint.linting import Linted, lint_model, lint_program
-from precaudit.checks.lint.recorded import Extent, Recorded
+from precaudit.checks.lint.recorded import Extent, Extents
 from precaudit.checks.lint.rule import SEVERITIES, LintRecord
 from precaudit.checks.lint.rules import every
 from precaudit.cli import run as cli
@@ -21,6 +21,7 @@ from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.reports import lint as report
 from precaudit.schema.policies import load_policy
+from tests.helpers.hostile import TAGS, Page, tables
 from tests.helpers.tpus import needs_libtpu
 
 OWN = "examples/own_decoder.py:program"
@@ -65,6 +66,24 @@ def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys, mon
     assert "libtpu 0.0." in out
 
 
+def test_findings_are_written_as_markdown_and_as_a_page(tmp_path):
+    file, markdown, page = tmp_path / "p.py", tmp_path / "a" / "l.md", tmp_path / "l.html"
+    file.write_text(
+        "import jax.numpy as jnp\nfrom precaudit import Program\n"
+        "def call(w, x): return jnp.exp(x.astype(jnp.float16)).sum()\n"
+        "program = Program(call, 0.0, {'a': (jnp.ones(4, jnp.float32),)})\n"
+    )
+    call = ["lint", f"{file}:program", "--fail-on", "note", "--markdown", str(markdown), "--html", str(page)]
+    assert cli(call) == 1
+    (rows, *_) = tables(markdown.read_text())
+    assert rows[0] == ["severity", "rule", "point, layers", "line", "phase"]
+    assert markdown.read_text().startswith(f"### precaudit lint: `{file}:program`\n\n✗ ")
+    shown = Page(page.read_text())
+    assert set(shown.tags) <= TAGS
+    assert "script" not in shown.tags
+    assert all(row[1] in shown.said["text"] for row in rows[1:])
+
+
 def looped(steps, outside):
     def call(params, x):
         def layer(x, w):
@@ -80,7 +99,7 @@ def looped(steps, outside):
 def test_a_finding_says_how_many_layers_it_is_in(outside, layers):
     found = [f for f in lint_program(looped(3, outside)).findings if f.rule == "narrow-exp"]
     assert [f.layers for f in found] == [layers]
-    assert report.table(found).rows[0][2] == ("0:3" if layers else "")
+    assert report.places_table(found).rows[0][2] == ("0:3" if layers else "")
     (result,) = report.sarif(Linted(tuple(found), ()), every(), "0")["runs"][0]["results"]
     assert result["properties"]["layers"] == layers
 
@@ -99,7 +118,7 @@ def test_float32_at_highest_precision_has_nothing_to_say(capsys, monkeypatch):
 def test_two_sequences_leave_the_vector_unit():
     """With one sequence eight products of decode are float32 multiply-and-add; with two each takes one pass."""
     one, two = (lint_model("tiny", load_policy("fp32"), parse_target("v5e"), ("decode",), batch=n) for n in (1, 2))
-    assert [report.products(x.views[0])["vector"] for x in (one, two)] == [8, 0]
+    assert [report.count_by_unit(x.views[0])["vector"] for x in (one, two)] == [8, 0]
     assert sum(f.count for f in two.findings if f.rule == "one-pass-product") == 10
 
 
@@ -216,7 +235,7 @@ def test_a_program_that_cannot_be_traced_is_said_with_its_line(tmp_path, capsys)
 
 
 def test_large_values_of_points_that_are_not_here_are_told():
-    run = Recorded(Path("runs/x"), {"q": Extent(-1.0, 1.0), "gone": Extent(0.0, 1e5), "small": Extent(0.0, 1.0)}, {})
+    run = Extents(Path("runs/x"), {"q": Extent(-1.0, 1.0), "gone": Extent(0.0, 1e5), "small": Extent(0.0, 1.0)}, {})
     linted = lint_model("tiny", load_policy("bf16"), run=run)
     assert linted.notes == ("points of the run that are not here had values above 65,504: gone",)
 
@@ -258,6 +277,6 @@ def test_text_of_others_is_harmless(capsys, monkeypatch):
     """A source file's name is its author's."""
     hostile = record(source="a\x1b[31m::error::.py:3")
     monkeypatch.setattr("precaudit.checks.lint.linting.lint_program", lambda *_: Linted((hostile,), ()))
-    monkeypatch.setattr("precaudit.recording.programs.loading.load", lambda _: SimpleNamespace())
+    monkeypatch.setattr("precaudit.recording.programs.loading.load_program", lambda _: SimpleNamespace())
     assert cli(["lint", "a.py:program"]) == 1
     assert "\x1b" not in capsys.readouterr().out

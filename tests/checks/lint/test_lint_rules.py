@@ -11,15 +11,15 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from precaudit.checks.lint.flow import widened
-from precaudit.checks.lint.linting import found, lint_model, lint_program
-from precaudit.checks.lint.recorded import Extent, Recorded
+from precaudit.checks.lint.flow import is_cast_up
+from precaudit.checks.lint.linting import apply_rules, lint_model, lint_program
+from precaudit.checks.lint.recorded import Extent, Extents
 from precaudit.checks.lint.rules import every
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.target import compile_for, mesh, parse_target
-from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.loading import load_program
 from precaudit.schema.policies import load_policy
 from tests.helpers.lint_programs import FIRES, SILENT, bf16, f32, i32
 from tests.helpers.tpus import needs_libtpu
@@ -39,7 +39,7 @@ def cases(where):
 def compiled(call, *given, donated=(), options=None, edit=lambda text: text, phase="call"):
     made = compile_for(V5E, call, given, donated, options)
     size = sum(given[i].size * given[i].dtype.itemsize for i in donated)
-    return View(phase, "tpu", made.jaxpr, None, V5E, made, parse(edit(made.text)), size)
+    return CallView(phase, "tpu", made.jaxpr, None, V5E, made, parse_module(edit(made.text)), size)
 
 
 def views(small, needs):
@@ -49,13 +49,13 @@ def views(small, needs):
         else:
             traced = jax.jit(small.call).trace(*given)
             extents = small.extents and {name: Extent(*x) for name, x in small.extents.items()}
-            yield View(f"phase{i}", small.platform, traced.jaxpr, extents=extents)
+            yield CallView(f"phase{i}", small.platform, traced.jaxpr, extents=extents)
 
 
 def hits(rule, small):
     """Return what one rule says of a program; float64 is on where the rule is about it."""
     with jax.enable_x64(True) if rule == "left-f64" else nullcontext(), np.errstate(over="ignore"):
-        return found(list(views(small, RULES[rule].needs)), [RULES[rule]]).findings
+        return apply_rules(list(views(small, RULES[rule].needs)), [RULES[rule]]).findings
 
 
 def marked(call):
@@ -100,7 +100,7 @@ def test_every_rule_has_two_programs_of_each_kind():
     ids=["sum", "reduce", "inside a fusion", "around products"],
 )
 def test_sums_in_bfloat16_and_excess_precision_inside_a_fusion_are_no_findings(call, given):
-    assert found([compiled(call, *given)]).findings == ()
+    assert apply_rules([compiled(call, *given)]).findings == ()
 
 
 # Roundings that a compiler leaves out: libtpu 0.0.42.1 was not seen to, so its text is edited as one that does.
@@ -123,9 +123,9 @@ def wide(text):
 def test_an_elided_rounding_is_noted(call):
     given = bf16(256, 512), bf16(512, 512)
     here = f"{__file__}:{call.__code__.co_firstlineno}"
-    (said,) = found([compiled(call, *given, edit=wide)], [RULES["elided-rounding"]]).findings
+    (said,) = apply_rules([compiled(call, *given, edit=wide)], [RULES["elided-rounding"]]).findings
     assert (said.severity, said.source) == ("note", here)
-    assert found([compiled(call, *given)], [RULES["elided-rounding"]]).findings == ()
+    assert apply_rules([compiled(call, *given)], [RULES["elided-rounding"]]).findings == ()
 
 
 @needs_libtpu
@@ -139,7 +139,7 @@ def test_an_elided_rounding_is_noted(call):
     ids=["meant", "rounded", "rounded and cast up"],
 )
 def test_no_rounding_is_left_out(call):
-    assert found([compiled(call, bf16(256, 512), bf16(512, 512))], [RULES["elided-rounding"]]).findings == ()
+    assert apply_rules([compiled(call, bf16(256, 512), bf16(512, 512))], [RULES["elided-rounding"]]).findings == ()
 
 
 # Collectives
@@ -152,7 +152,7 @@ def sharded(dims, *axes, dtype=jnp.bfloat16):
 
 
 def exchanged(call, *given, rule="collectives"):
-    return [(f.severity, f.says) for f in found([compiled(call, *given)], [RULES[rule]]).findings]
+    return [(f.severity, f.says) for f in apply_rules([compiled(call, *given)], [RULES[rule]]).findings]
 
 
 def partial_sums(dtype=jnp.bfloat16):
@@ -215,10 +215,10 @@ def test_a_sum_over_chips_that_keeps_a_part_is_named_so_with_its_line():
             in_specs=PartitionSpec("x"), out_specs=PartitionSpec(None, "x"),
         )(x)  # fmt: skip
 
-    (said,) = found([compiled(call, *partial_sums())], [RULES["collectives"]]).findings
+    (said,) = apply_rules([compiled(call, *partial_sums())], [RULES["collectives"]]).findings
     assert (said.severity, said.says[:25]) == ("warning", "reduce-scatter adds in bf")
     assert said.source == f"{__file__}:{call.__code__.co_firstlineno + 1}"
-    (said,) = found([compiled(scattered, sharded((256, 512), "x"))], [RULES["collectives"]]).findings
+    (said,) = apply_rules([compiled(scattered, sharded((256, 512), "x"))], [RULES["collectives"]]).findings
     assert (said.severity, said.source) == ("warning", f"{__file__}:{scattered.__code__.co_firstlineno + 2}")
 
 
@@ -294,15 +294,15 @@ def test_shipped_policies_as_they_are_compiled(policy):
 @pytest.mark.parametrize("target", [None, pytest.param(V5E, marks=needs_libtpu)])
 def test_examples(target):
     """In the training step the logits' cotangent is float32, and both products with it are one pass."""
-    (gate,) = lint_program(load("examples/own_decoder.py:program"), target).findings
+    (gate,) = lint_program(load_program("examples/own_decoder.py:program"), target).findings
     assert (gate.rule, gate.severity, gate.says[:22]) == ("narrow-exp", "warning", "The result of logistic")
-    step = lint_program(load("examples/training_step.py:program"), target).findings
+    step = lint_program(load_program("examples/training_step.py:program"), target).findings
     assert [(f.rule, f.count) for f in step] == ([("one-pass-product", 2)] if target else [])
 
 
 def test_largest_magnitudes_of_a_run_are_given_to_the_rules():
     """Float32 and bfloat16 hold them."""
-    run = Recorded(Path("runs/x"), {"q": Extent(-1e6, 1e6)}, {})
+    run = Extents(Path("runs/x"), {"q": Extent(-1e6, 1e6)}, {})
     assert not [f for f in lint_model("tiny", load_policy("bf16"), run=run).findings if f.rule == "overflow"]
 
 
@@ -316,7 +316,7 @@ def test_lines_are_those_that_call_a_library_not_those_that_called_it_first():
 
     first = call.__code__.co_firstlineno
     traced = jax.jit(call).trace(bf16(4, 32))
-    lines = {f.source for f in found([View("call", "cpu", traced.jaxpr)], [RULES["narrow-exp"]]).findings}
+    lines = {f.source for f in apply_rules([CallView("call", "cpu", traced.jaxpr)], [RULES["narrow-exp"]]).findings}
     assert lines == {f"{__file__}:{first + 1}", f"{__file__}:{first + 2}"}
 
 
@@ -330,12 +330,12 @@ def test_a_value_is_followed_through_calls_branches_and_loops():
     def f32_zeros():
         return jnp.zeros((64, 256))
 
-    view = View("call", "cpu", jax.jit(call).trace(bf16(64, 256), bf16(256, 256), jnp.bool_(True)).jaxpr)
+    view = CallView("call", "cpu", jax.jit(call).trace(bf16(64, 256), bf16(256, 256), jnp.bool_(True)).jaxpr)
     (product,) = [e for e in view.equations if e.primitive == "dot_general"]
-    assert widened(view.graph, product, 0)
-    assert widened(view.graph, product, 1)
-    view = View("call", "cpu", jax.jit(lambda x, w: x @ w).trace(f32(8, 8), f32(8, 8)).jaxpr)
-    assert not widened(view.graph, view.equations[-1], 0)
+    assert is_cast_up(view.graph, product, 0)
+    assert is_cast_up(view.graph, product, 1)
+    view = CallView("call", "cpu", jax.jit(lambda x, w: x @ w).trace(f32(8, 8), f32(8, 8)).jaxpr)
+    assert not is_cast_up(view.graph, view.equations[-1], 0)
 
 
 @pytest.mark.parametrize(
@@ -360,8 +360,8 @@ def test_an_optimizer_s_moments_in_bfloat16_are_named_at_the_line_that_updates_t
         return jax.tree.map(jnp.add, params, jax.tree.map(lambda u, p: u.astype(p.dtype), updates, params)), state
 
     with jax.numpy_dtype_promotion("standard"):
-        view = View("call", "cpu", jax.jit(call).trace(params, state, params).jaxpr)
-    said = found([view], [RULES["narrow-moments"]]).findings
+        view = CallView("call", "cpu", jax.jit(call).trace(params, state, params).jaxpr)
+    said = apply_rules([view], [RULES["narrow-moments"]]).findings
     assert {f.severity for f in said} == severities
     assert {f.source for f in said} <= {f"{__file__}:{call.__code__.co_firstlineno + 1}"}
     assert all(f.count == 2 for f in said)
@@ -395,7 +395,9 @@ def test_a_product_makes_an_angle_in_one_pass_where_the_compiler_says_so():
         return jnp.cos(jnp.einsum("bt,f->btf", positions.astype(jnp.float32), inverse))
 
     def said(call, *given):
-        return [(f.severity, f.source) for f in found([compiled(call, *given)], [RULES["narrow-angles"]]).findings]
+        return [
+            (f.severity, f.source) for f in apply_rules([compiled(call, *given)], [RULES["narrow-angles"]]).findings
+        ]
 
     here = f"{__file__}:{three.__code__.co_firstlineno + 1}"
     assert said(three, i32(2, 512, 3), f32(3, 64)) == [("error", here)]

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from precaudit.checks.lint.building import build
-from precaudit.checks.lint.intervals import ANY, Range
+from precaudit.checks.lint.intervals import ANY, WholeRange
 from precaudit.checks.lint.whole import whole_numbers
 
 GIVEN = np.random.default_rng(0).integers(-(2**20), 2**20, 64, dtype=np.int32)
@@ -102,4 +102,4 @@ def test_a_format_holds_each_up_to_two_to_its_bits(call, held):
 
 def test_a_key_is_no_number():
     key = jax.random.key(3)
-    assert found(lambda: jax.random.key_data(key)) == [Range(0, ANY)]
+    assert found(lambda: jax.random.key_data(key)) == [WholeRange(0, ANY)]

@@ -23,7 +23,7 @@ def in_own_format(terms, dtype, lanes):
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 128])
 def test_no_order_of_a_narrow_sum_finds_what_float32_does(dtype, lanes):
-    terms = sums.known(sums.LARGE[np.dtype(dtype).name])
+    terms = sums.known_terms(sums.LARGE[np.dtype(dtype).name])
     assert terms.sum() == sums.TERMS / 4
     assert np.array_equal(terms.astype(dtype).astype(np.float64), terms)
     assert np.abs(np.cumsum(terms)).max() < 2**23
@@ -64,7 +64,7 @@ def test_a_product_that_is_summed_narrowly_is_told(monkeypatch):
 def test_products_with_float32_sums_are_not():
     """What the device makes of the same sums in float32 is exact in every kind."""
     for dtype in sums.LARGE:
-        terms = sums.known(sums.LARGE[dtype])
+        terms = sums.known_terms(sums.LARGE[dtype])
         for p in sums.PRODUCTS:
             x, w = (jnp.asarray(y, dtype) for y in sums._operands(p, 1, terms))
             made = jnp.einsum(p.equation, x, w, preferred_element_type=jnp.float32)

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 import precaudit
-from precaudit.checks.probing.emulations import emulations, named, named_integers
-from precaudit.checks.probing.limits import parse
-from precaudit.checks.probing.measuring import ENOUGH, measure
-from precaudit.checks.probing.shapes import FORMATS, Shape, operands, parse_shape
-from precaudit.checks.probing.timing import paired, quartiles
-from precaudit.checks.probing.ways import ways
+from precaudit.checks.probing.emulations import emulations, name_emulation, named_integers
+from precaudit.checks.probing.limits import parse_sentences
+from precaudit.checks.probing.measuring import ENOUGH, measure_shape
+from precaudit.checks.probing.shapes import FORMATS, ScoreShape, operands, parse_shape
+from precaudit.checks.probing.timing import quartiles, time_in_rounds
+from precaudit.checks.probing.ways import product_ways
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
-from precaudit.reports.probe import headline, lines, tables
+from precaudit.reports.probe import probe_report
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ProbeRecord
 from precaudit.schema.records.lines import read_lines
+from tests.helpers.hostile import Page, tables
 from tests.helpers.tpus import needs_libtpu
 
 DECODE = "1,1,1,128x512"
@@ -107,7 +108,7 @@ def test_integers_are_cut_where_the_scores_are(probed):
 
 def test_every_setting_that_jax_has_is_a_way():
     for form in FORMATS:
-        names = [w.name for w in ways(form)]
+        names = [w.name for w in product_ways(form)]
         assert names[0] == "@"
         assert set(names) >= {"default", "high", "highest", *jax.lax.DotAlgorithmPreset.__members__}
         assert len(set(names)) == len(names)
@@ -117,11 +118,11 @@ def test_every_setting_that_jax_has_is_a_way():
 
 
 def drawn(form="float32", queries=8, depth=96, keys=40):
-    return operands(Shape(1, 2, queries, depth, keys), form, seed=7)
+    return operands(ScoreShape(1, 2, queries, depth, keys), form, seed=7)
 
 
 def made(q, k, scores, asked=None):
-    return named(scores, scores.dtype.name, emulations(q, k), asked)
+    return name_emulation(scores, scores.dtype.name, emulations(q, k), asked)
 
 
 @pytest.mark.parametrize(("count", "name"), [(1, "1 bfloat16 pass"), (3, "3 bfloat16 passes")])
@@ -193,7 +194,7 @@ def test_a_sum_of_one_product_is_a_narrow_sum_and_one_rounding():
 
 def test_few_scores_do_not_tell_narrow_sums_from_others():
     """Of ten scores in bfloat16 float16 sums move none or one: nothing is said to be replaced."""
-    q, k = operands(Shape(1, 1, 1, 16, 10), "bfloat16", seed=3)
+    q, k = operands(ScoreShape(1, 1, 1, 16, 10), "bfloat16", seed=3)
     scores, asked = exactly(q, k).astype(q.dtype), "sums in float16"
     assert made(q, k, scores, asked) == (("float32", asked), "yes")
     q, k = drawn("bfloat16", depth=16)
@@ -232,10 +233,10 @@ def test_integers_are_named():
 
 
 def test_of_many_scores_a_part_says_what_they_are_made_of():
-    shape = Shape(2, 3, 40, 8, 1024)
+    shape = ScoreShape(2, 3, 40, 8, 1024)
     assert ENOUGH < 2 * 3 * 40 * 1024
 
-    its = measure(shape, ("float32",), jax.devices("cpu")[0], None, False, lambda *_: None)
+    its = measure_shape(shape, ("float32",), jax.devices("cpu")[0], None, False, lambda *_: None)
     assert {r.n for r in its if r.unknown is None} == {2 * 3 * 40 * 1024}
     assert next(r for r in its if r.way == "highest").made == ("float32",)
 
@@ -255,7 +256,7 @@ def test_every_round_times_every_way_and_none_is_always_first(monkeypatch):
 
         return run
 
-    found = paired([call("a", 4e-3), call("b", 8e-3), call("c", 1.5e-3)], rounds=6)
+    found = time_in_rounds([call("a", 4e-3), call("b", 8e-3), call("c", 1.5e-3)], rounds=6)
     assert found == pytest.approx(np.tile([4e-3, 8e-3, 1.5e-3], (6, 1)))
     assert "".join(calls) == "abc" + "abcc" + "bcca" + "ccab" + "abcc" + "bcca" + "ccab"
     assert quartiles(np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == (2.0, 3.0, 4.0)
@@ -288,7 +289,7 @@ def test_sentences_are_judged_by_the_rules_of_gate():
     assert [(v.status, v.phase, v.point, v.metric) for v in found.judgement.verdicts] == [
         ("fail", "bfloat16", "default", "rel_l2")
     ]
-    assert headline(found).text.startswith(f"✗ bfloat16 default ({DECODE}): rel_l2 is 0.0016")
+    assert probe_report(found).headline.text.startswith(f"✗ bfloat16 default ({DECODE}): rel_l2 is 0.0016")
     assert judged("default worse than 1e-3 max_diff", formats="float32").exit_code == 0
     assert judged("default worse than 1e-9 max_diff", formats="float32").exit_code == 1
     assert judged("float32 BF16_* replaced", formats="float32").exit_code == 1
@@ -300,7 +301,7 @@ def test_what_is_refused_is_unknown_where_it_is_named():
     assert judged("TF32_* worse than 1e-3", formats="float32").exit_code == 3  # none of them is taken
     assert judged("*_F32 worse than 1e-3", formats="float32").exit_code == 0
     assert judged("TF32_TF32_F32 replaced", formats="float32").exit_code == 3
-    assert "refused" in headline(judged("TF32_TF32_F32 worse than 1", formats="float32")).text
+    assert "refused" in probe_report(judged("TF32_TF32_F32 worse than 1", formats="float32")).headline.text
 
 
 @pytest.mark.parametrize(
@@ -324,8 +325,9 @@ def test_a_sentence_that_says_nothing_is_refused(text, says):
 
 
 def test_a_sentence_holds_for_formats_and_metrics():
-    (one,) = parse(["  fp16   @  worse than 0.5 max_diff"], {"float16": ["@"], "float32": ["@", "default"]})
-    assert (one.formats, one.points, one.metric, one.limit, one.exactly) == (("float16",), {"@"}, "max_diff", 0.5, True)
+    (one,) = parse_sentences(["  fp16   @  worse than 0.5 max_diff"], {"float16": ["@"], "float32": ["@", "default"]})
+    of, entry = one.budget.of, one.budget.entry
+    assert (of.phases, of.points, entry.metric, entry.limit, one.exactly) == ({"float16"}, {"@"}, "max_diff", 0.5, True)
 
 
 BUDGET = '[[budget]]\nkind = "product"\npoints = "{}"\nphases = ["{}"]\nmetric = "rel_l2"\nlimit = {}\nwhy = "stated"\n'
@@ -389,12 +391,23 @@ def test_the_command_probes_every_format_and_fits_a_narrow_ascii_terminal():
 
 def test_records_are_of_the_schema_and_say_the_same_again(written, capsys):
     records = read_lines(written, ProbeRecord)
-    assert len(records) == 2 * len(ways("float32"))
+    assert len(records) == 2 * len(product_ways("float32"))
     again = ["probe", "--shape", DECODE, "--formats", "bf16,f32", "--no-time", "--device", "cpu", "--json"]
     assert run(again) == 0
     out = capsys.readouterr().out
     assert out == written.read_text()
     assert {json.loads(line)["kind"] for line in out.splitlines()} == {"product"}
+
+
+def test_a_probe_is_written_as_markdown_and_as_a_page(tmp_path):
+    markdown, page = tmp_path / "p.md", tmp_path / "p.html"
+    call = ["probe", "--shape", "1,1,1,16x8", "--formats", "bf16", "--no-time", "--device", "cpu", "--json"]
+    assert run([*call, "--markdown", str(markdown), "--html", str(page)]) == 0
+    (rows,) = tables(markdown.read_text())
+    assert rows[0][:3] == ["operands", "way", "result"]
+    assert "| bfloat16 | preferred" in markdown.read_text()
+    assert markdown.read_text().startswith("### precaudit probe: `attention scores on cpu`\n\n? measured, not judged")
+    assert all(row[1] in Page(page.read_text()).said["text"] for row in rows[1:])
 
 
 def test_a_frame_has_a_row_a_product(probed):
@@ -407,13 +420,16 @@ def test_a_frame_has_a_row_a_product(probed):
 
 def test_every_way_is_in_the_tables_or_refused_in_words(probed):
     for every in (False, True):
-        shown = " ".join(" ".join(row) for t in tables(probed, every) for row in t.rows) + " ".join(lines(probed))
-        assert {w.name for w in ways("float32")} <= set(shown.replace(",", "").replace(":", "").split())
-    told = list(lines(probed))
+        shown = " ".join(" ".join(row) for t in probe_report(probed, every).sections[0].tables for row in t.rows)
+        shown += " ".join(probe_report(probed).notes)
+        assert {w.name for w in product_ways("float32")} <= set(shown.replace(",", "").replace(":", "").split())
+    told = list(probe_report(probed).notes)
     assert len([x for x in told if x.startswith("refused on cpu")]) == 1
     assert "TF32_TF32_F32 (bfloat16" not in told[0]  # with others of the same formats
-    assert headline(probed).text.startswith("? measured, not judged: bfloat16 @ (1,1,1,128x512) is 0.0016 off FP64")
-    assert "digits more" in headline(probed).text
+    assert probe_report(probed).headline.text.startswith(
+        "? measured, not judged: bfloat16 @ (1,1,1,128x512) is 0.0016 off FP64"
+    )
+    assert "digits more" in probe_report(probed).headline.text
     assert "bfloat16" in repr(probed) or "Products" in repr(probed)
 
 
@@ -422,7 +438,7 @@ def test_every_way_is_in_the_tables_or_refused_in_words(probed):
 
 @needs_libtpu
 def test_a_tpu_s_passes_units_and_errors_are_predicted():
-    shape = Shape(1, 2, 16, 96, 40)
+    shape = ScoreShape(1, 2, 16, 96, 40)
     found = precaudit.probe([shape], "float32", tpu="v5e", device="cpu", timed=False)
     there = {r.way: r for r in found.records if r.target is not None}
     q, k = operands(shape, "float32")
@@ -437,7 +453,7 @@ def test_a_tpu_s_passes_units_and_errors_are_predicted():
     assert there["F32_F32_F32"].point == "F32_F32_F32 on v5e:2x2"
     assert there["default"].candidate == "tpu-predicted:v5e:2x2"
     assert of(found, "float32", "default").rel_l2 != there["default"].rel_l2
-    (table,) = tables(found)
+    (table,) = probe_report(found).sections[0].tables
     assert "on v5e:2x2" in table.columns
 
 

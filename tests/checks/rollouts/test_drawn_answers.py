@@ -6,12 +6,19 @@ from math import comb
 import pytest
 from scipy.stats import binomtest
 
-from precaudit.checks.rollouts.answers import compared, kept, mcnemar, pass_at, sentence, wilson
+from precaudit.checks.rollouts.answers import (
+    answers_sentence,
+    mcnemar,
+    pair_answers,
+    pass_at,
+    status_under_limit,
+    wilson,
+)
 
 
 def outcomes(both, gained, lost, neither):
     pairs = [(1, 1)] * both + [(0, 1)] * gained + [(1, 0)] * lost + [(0, 0)] * neither
-    return compared([bool(a) for a, _ in pairs], [bool(b) for _, b in pairs])
+    return pair_answers([bool(a) for a, _ in pairs], [bool(b) for _, b in pairs])
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 10), (81, 263), (15, 148), (56, 56), (1055, 1319)])
@@ -107,7 +114,7 @@ def test_the_paired_interval_covers():
 )
 def test_a_sentence_has_its_interval(table, word):
     # the first: 1.96 √22 / 10 = 0.92 points about −0.2 by the normal approximation
-    text = sentence(outcomes(*table))
+    text = answers_sentence(outcomes(*table))
     assert text.startswith(word)
     assert f"{sum(table)} questions" in text
 
@@ -115,7 +122,7 @@ def test_a_sentence_has_its_interval(table, word):
 def test_other_or_no_questions_are_refused():
     for first, second in (([True], [True, False]), ([], [])):
         with pytest.raises(ValueError, match="the same questions"):
-            compared(first, second)
+            pair_answers(first, second)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +130,12 @@ def test_other_or_no_questions_are_refused():
 )
 def test_a_limit_on_the_difference_is_held_to_its_interval(limit, expected):
     """The published interval of the airway data, to three digits, is 0.026 to 0.507."""
-    assert kept(outcomes(1, 7, 1, 12), limit) == expected
+    assert status_under_limit(outcomes(1, 7, 1, 12), limit) == expected
 
 
 def test_a_loss_that_is_sure_fails_and_one_that_is_not_is_undecided():
     """Of 100 questions 20 are lost and none gained (p = 2 / 2^20), or 2: no limit of 0 is known to hold."""
-    assert kept(outcomes(40, 0, 20, 40), -0.05) == "fail"
-    assert kept(outcomes(58, 0, 2, 40), -0.05) == "unknown"
-    assert kept(outcomes(600, 0, 0, 400), 0.0) == "unknown"
-    assert kept(outcomes(600, 0, 0, 400), -0.05) == "pass"
+    assert status_under_limit(outcomes(40, 0, 20, 40), -0.05) == "fail"
+    assert status_under_limit(outcomes(58, 0, 2, 40), -0.05) == "unknown"
+    assert status_under_limit(outcomes(600, 0, 0, 400), 0.0) == "unknown"
+    assert status_under_limit(outcomes(600, 0, 0, 400), -0.05) == "pass"

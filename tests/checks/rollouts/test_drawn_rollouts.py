@@ -8,23 +8,31 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from precaudit.checks.rollouts.answers import compared
-from precaudit.checks.rollouts.divergence import judged, parted
-from precaudit.checks.rollouts.drawn import Checks, drawn, opened
-from precaudit.checks.rollouts.limits import Limit, hold
-from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.answers import pair_answers
+from precaudit.checks.rollouts.budgets import engine_budget, outcomes
+from precaudit.checks.rollouts.divergence import first_divergences, judge_divergences
+from precaudit.checks.rollouts.drawn import Checks, draw_all, open_subjects
+from precaudit.checks.rollouts.parity import score_parity
 from precaudit.checks.rollouts.program_loops import _whole, measure_program
-from precaudit.checks.rollouts.questions import Changed, HeldAnswers, Question, answers, number, read_questions, right
-from precaudit.checks.rollouts.reading import Rollout, read_rollouts, written
+from precaudit.checks.rollouts.questions import (
+    Changed,
+    HeldAnswers,
+    Question,
+    last_number,
+    read_answers,
+    read_questions,
+    right,
+)
+from precaudit.checks.rollouts.reading import Rollout, format_rollouts, read_rollouts
 from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.checks.rollouts.scoring import by_fp64
 from precaudit.checks.rollouts.timing import How, tasks
 from precaudit.cli import cli
 from precaudit.errors import UserError
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.recording.programs.loading import load as load_program
+from precaudit.recording.programs.loading import load_program as load_program
 from precaudit.recording.tracing.subject import load
-from precaudit.reports.drawn import headline
+from precaudit.reports.drawn import drawn_verdict
 from precaudit.schema.records.base import value
 
 PROMPTS = [("a", (100, 101, 102, 32)), ("b", (84, 104, 101))]
@@ -38,7 +46,7 @@ def subjects():
 
 @pytest.fixture(scope="module")
 def found(subjects):
-    return drawn(subjects, tasks(PROMPTS, 2), HOW, checks=Checks(trainer=subjects[1]))
+    return draw_all(subjects, tasks(PROMPTS, 2), HOW, checks=Checks(trainer=subjects[1]))
 
 
 def test_every_policy_is_held_to_its_prefill_the_trainer_and_fp64(found):
@@ -57,12 +65,12 @@ def test_every_policy_is_held_to_its_prefill_the_trainer_and_fp64(found):
 
 def test_what_is_saved_is_read_again_to_the_last_bit(found, subjects, tmp_path):
     path = tmp_path / "saved.jsonl"
-    path.write_text(written(found.rollouts, 1.0))
+    path.write_text(format_rollouts(found.rollouts, 1.0))
     again = read_rollouts(path)
     assert [r for _, r in found.rollouts] == again
     assert [r.id for r in again[:2]] == ["bf16/a/0", "bf16/a/1"]
     mine = [r for r in again if r.id.startswith("bf16/")]
-    one = parity(subjects[0], mine, exact=False).whole[0].mismatch
+    one = score_parity(subjects[0], mine, exact=False).whole[0].mismatch
     assert one == found.parities[0].whole[0].mismatch
 
 
@@ -70,24 +78,24 @@ def test_where_policies_part_fp64_says_how_near_the_tokens_were(subjects):
     """The gap is that of FP64 logits, made once more by the scoring of both tokens."""
     sequence = Rollout("a", PROMPTS[0][1], (10, 11, 12), ())
     other = Rollout("a", PROMPTS[0][1], (10, 11, 40, 7), ())
-    parts = parted("p", "q", [sequence], [other])
+    parts = first_divergences("p", "q", [sequence], [other])
     assert [(d.id, d.index, d.tokens) for d in parts] == [("a", 2, (12, 40))]
-    made = judged(parts, [(0, sequence)], (subjects[0], subjects[1]), Sampling(0))[0]
-    model = Model(subjects[0].config, subjects[0].checkpoint.tensors.read)
+    made = judge_divergences(parts, [(0, sequence)], (subjects[0], subjects[1]), Sampling(0))[0]
+    model = Model(subjects[0].config, subjects[0].checkpoint.tensors.read_tensor)
     both = [Rollout(str(t), sequence.prompt, (10, 11, t), ()) for t in made.tokens]
     shares = [x[2] for x in by_fp64(model, both, 1.0, lambda *_: None)]
     assert value(made.gap) == pytest.approx(shares[0] - shares[1], abs=1e-12)
     assert 1e-4 < value(made.sigma) < 0.1
     assert made.near == (abs(value(made.gap)) <= 4 * value(made.sigma))
-    assert judged(parts, [(0, sequence)], (subjects[0], subjects[1]), Sampling(1, top_k=2))[0].near is None
-    assert parted("p", "q", [sequence], [sequence]) == []
-    assert judged([], [], (subjects[0], subjects[1]), Sampling(0)) == []
+    assert judge_divergences(parts, [(0, sequence)], (subjects[0], subjects[1]), Sampling(1, top_k=2))[0].near is None
+    assert first_divergences("p", "q", [sequence], [sequence]) == []
+    assert judge_divergences([], [], (subjects[0], subjects[1]), Sampling(0)) == []
 
 
 def test_what_policies_draw_otherwise_is_near_by_the_noise_both_drew_with(subjects):
     """FP64 logits plus the noise: where bf16 draws another token than float32, FP64 draws float32's."""
     how = How(batch=4, new_tokens=40, sampling=Sampling(1.5, seed=4), rounds=1)
-    found = drawn(subjects, tasks(PROMPTS, 4), how)
+    found = draw_all(subjects, tasks(PROMPTS, 4), how)
     assert len(found.divergences) > 1
     assert all(value(d.gap) > 0 for d in found.divergences)
     assert any(d.near for d in found.divergences)
@@ -99,15 +107,15 @@ def test_a_policy_that_cannot_run_is_told_and_the_others_run(subjects):
             raise UserError("not here")
         return subjects[0]
 
-    some, refused = opened(opens, [s.policy for s in subjects])
+    some, refused = open_subjects(opens, [s.policy for s in subjects])
     assert [s.policy.name for s in some] == ["bf16"]
     assert [tuple(r) for r in refused] == [("fp32", "not here")]
-    found = drawn(some, tasks(PROMPTS[:1], 4), HOW, checks=Checks(exact=False), refused=refused)
+    found = draw_all(some, tasks(PROMPTS[:1], 4), HOW, checks=Checks(exact=False), refused=refused)
     assert found.exit_code == 3
     with pytest.raises(UserError, match="not here"):
-        opened(opens, [subjects[1].policy])
+        open_subjects(opens, [subjects[1].policy])
     with pytest.raises(UserError, match="names bf16 twice"):
-        opened(opens, [subjects[0].policy] * 2)
+        open_subjects(opens, [subjects[0].policy] * 2)
 
 
 # Questions
@@ -118,7 +126,7 @@ def test_a_policy_that_cannot_run_is_told_and_the_others_run(subjects):
     [("it is 1,234.50.", "1234.50"), ("3 + 4 = −7", "-7"), ("none", None), ("12 apples", "12"), ("a-5", "-5")],
 )
 def test_the_last_number_of_a_text(text, found):
-    assert number(text) == (None if found is None else Decimal(found))
+    assert last_number(text) == (None if found is None else Decimal(found))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,7 @@ def test_a_text_is_held_to_the_answer(question, text, expected):
 
 def test_answers_are_counted_with_those_that_hold_no_number():
     questions = [Question("x", "1", id="a", group="g"), Question("x", "2", id="b", group="g"), Question("x", "3")]
-    found = answers("p", questions, [["1", "2"], ["x", "y"], ["3", "3"]])
+    found = read_answers("p", questions, [["1", "2"], ["x", "y"], ["3", "3"]])
     assert (found.unparsed, found.n, found.groups) == (2, 2, {"g": (1, 4), "": (2, 2)})
     assert [(r.k, r.value) for r in found.rates] == [(1, pytest.approx(0.5)), (2, pytest.approx(2 / 3))]
 
@@ -229,16 +237,19 @@ def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark
 
 
 def test_what_breaks_log_probabilities_is_told_before_answers(found):
-    held = [HeldAnswers(Changed(policy="fp32", against="bf16", paired=compared([True], [True])), 1.0, s)
+    held = [HeldAnswers(Changed(policy="fp32", against="bf16", paired=pair_answers([True], [True])), 1.0, s)
             for s in ("pass", "unknown", "fail")]  # fmt: skip
     assert [replace(found, held=(h,)).exit_code for h in held] == [0, 3, 1]
     assert replace(found, held=tuple(held)).exit_code == 1
-    kl = Limit("kl", -1.0)
-    bad = [replace(p, held=tuple(hold(r, kl) for r in p.whole)) for p in found.parities]
+    kl = engine_budget("kl", -1.0)
+    bad = [replace(p, held=tuple(h for r in p.whole for h in outcomes(r, [kl]))) for p in found.parities]
     spoilt = replace(found, parities=tuple(bad), held=tuple(held))
-    assert headline(spoilt).sentence.startswith("policy bf16: engine against policy: kl is")
-    good = [replace(p, held=tuple(hold(r, Limit("kl", 9.0)) for r in p.whole)) for p in found.parities]
-    marks = [headline(replace(found, parities=tuple(good), held=(h,))).mark for h in held]
+    assert drawn_verdict(spoilt).sentence.startswith("policy bf16: engine against policy: kl is")
+    good = [
+        replace(p, held=tuple(h for r in p.whole for h in outcomes(r, [engine_budget("kl", 9.0)])))
+        for p in found.parities
+    ]
+    marks = [drawn_verdict(replace(found, parities=tuple(good), held=(h,))).mark for h in held]
     assert marks == ["✓", "?", "✗"]
 
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from precaudit.checks.rollouts.generation import LOOPS, Generator, Shape
-from precaudit.checks.rollouts.sampling import Sampling, draw, kept
-from precaudit.checks.rollouts.timing import How, Variant, measure, tasks
+from precaudit.checks.rollouts.generation import LOOPS, DrawShape, Generator
+from precaudit.checks.rollouts.sampling import Sampling, draw_tokens, kept_tokens
+from precaudit.checks.rollouts.timing import DrawVariant, How, tasks, time_variants
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.checkpoints.ends import end_tokens
@@ -37,7 +37,7 @@ PROGRAMS = {}
 
 def drawn(subject, sampling, prompts=PROMPTS, limit=20, loop="while", ends=(), batch=None, numbers=None):
     """Draw; programs of one subject, shape, kind and number of end tokens are compiled once."""
-    shape = Shape.of(batch or len(prompts), max(map(len, prompts)), limit)
+    shape = DrawShape.of(batch or len(prompts), max(map(len, prompts)), limit)
     programs = PROGRAMS.setdefault((subject.policy, shape, sampling.kind, len(ends) or 1), {})
     made = Generator(subject, shape, sampling, ends, programs)
     return made.generate(prompts, numbers or range(len(prompts)), limit, loop)
@@ -74,7 +74,9 @@ def test_greedy_is_the_largest_logit_of_whole_prefills(single):
 
 def test_measured_rollouts_are_those_of_every_round(tiny):
     how = How(batch=3, new_tokens=8, rounds=2)
-    found = measure([Variant(tiny, "python"), Variant(tiny, "while")], tasks([("a", PROMPTS[0]), ("b", [32])], 2), how)
+    found = time_variants(
+        [DrawVariant(tiny, "python"), DrawVariant(tiny, "while")], tasks([("a", PROMPTS[0]), ("b", [32])], 2), how
+    )
     assert [m.timing.loop for m in found] == ["python", "while"]
     assert found[0].rollouts == found[1].rollouts
     assert [r.id for r in found[0].rollouts] == ["a/0", "a/1", "b/0", "b/1"]
@@ -87,9 +89,9 @@ def test_what_cannot_be_drawn_is_refused(tiny):
         with pytest.raises(UserError, match="is wanted"):
             Sampling(**wrong)
     with pytest.raises(UserError, match="longer than the model's context of 4096"):
-        measure([Variant(tiny)], tasks([("a", [1] * 4090)], 1), How(new_tokens=7))
+        time_variants([DrawVariant(tiny)], tasks([("a", [1] * 4090)], 1), How(new_tokens=7))
     with pytest.raises(UserError, match="at least 1"):
-        measure([Variant(tiny)], tasks([("a", [1])], 1), How(batch=0))
+        time_variants([DrawVariant(tiny)], tasks([("a", [1])], 1), How(batch=0))
 
 
 def test_top_k_and_top_p_are_cut_as_numpy_cuts():
@@ -101,7 +103,7 @@ def test_top_k_and_top_p_are_cut_as_numpy_cuts():
         shares /= shares.sum()
         n = int(np.searchsorted(np.cumsum(shares), p)) + 1  # the fewest that reach p
         expected = set(order[:n].tolist())
-        found = np.flatnonzero(np.asarray(jax.jit(kept)(x, np.int32(k), np.float32(p))))
+        found = np.flatnonzero(np.asarray(jax.jit(kept_tokens)(x, np.int32(k), np.float32(p))))
         assert set(found.tolist()) == expected, (k, p)
 
 
@@ -155,7 +157,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(sampling):
     n = 20_000
     numbers = np.arange(n, dtype=np.uint32)
     given = (sampling.knobs(6, n), np.broadcast_to(logits, (n, 6)), numbers, np.full(n, 3, np.int32))
-    tokens, shares = jax.jit(partial(draw, sampling.kind))(*given)
+    tokens, shares = jax.jit(partial(draw_tokens, sampling.kind))(*given)
     counts = np.bincount(np.asarray(tokens), minlength=6) / n
     assert (np.abs(counts - cut) <= 5 * np.sqrt(cut * (1 - cut) / n)).all()
     np.testing.assert_allclose(np.asarray(shares), np.log(p)[np.asarray(tokens)], rtol=0, atol=2e-6)
@@ -180,15 +182,15 @@ def test_warming_up_compiles_what_is_run_then(tmp_path):
         "import sys\n"
         "from precaudit.checks.rollouts import warmup\n"
         "from precaudit.checks.rollouts.sampling import Sampling\n"
-        "from precaudit.checks.rollouts.timing import How, Variant, measure, tasks\n"
+        "from precaudit.checks.rollouts.timing import DrawVariant, How, tasks, time_variants\n"
         "from precaudit.recording.tracing.subject import load\n"
         "subject, how, given = load('tiny', device='cpu'), How(2, 5, ends=(256,)), tasks([('a', [5, 6])], 2)\n"
         "if sys.argv[1] == 'warm':\n"
         "    found = list(warmup.for_rollouts(subject, given, how, ['while']))\n"
         "    print([(w.what.split()[0], w.read) for w in found], sum(w.compiled for w in found) >= 3)\n"
         "else:\n"
-        "    with warmup._counted() as seen:\n"
-        "        measure([Variant(subject)], given, how)\n"
+        "    with warmup._count_events() as seen:\n"
+        "        time_variants([DrawVariant(subject)], given, how)\n"
         "    print(seen[warmup.HIT] >= 2)\n"
     )
     changed = {"PRECAUDIT_CACHE": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}

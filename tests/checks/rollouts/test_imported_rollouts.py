@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from precaudit.checks.rollouts import scoring
-from precaudit.checks.rollouts.limits import Limit, RolloutRecord, parse_limits
+from precaudit.checks.rollouts.budgets import engine_budget, parse_limits
+from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.origin import RolloutRun
-from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.parity import score_parity
 from precaudit.checks.rollouts.reading import Rollout, read_rollouts
 from precaudit.checks.rollouts.scoring import BATCH, ROWS, by_fp64, by_policy
 from precaudit.cli.rollout import command
@@ -149,7 +150,7 @@ def test_float32_scores_are_fp64_s(name, temperature):
     subject = load(str(FIXTURES / name), "fp32-highest", device="cpu")
     rollouts = drawn(subject.config.vocab, (5, 0, 1, 40))
     ours = by_policy(subject, rollouts, temperature, quiet)
-    exact = by_fp64(Model(subject.config, subject.checkpoint.tensors.read), rollouts, temperature, quiet)
+    exact = by_fp64(Model(subject.config, subject.checkpoint.tensors.read_tensor), rollouts, temperature, quiet)
     assert [len(x) for x in ours] == [len(x) for x in exact] == [5, 0, 1, 40]
     for a, b in zip(ours, exact, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
@@ -192,7 +193,7 @@ def test_no_logits_of_every_position_are_kept(tiny, monkeypatch, block, kept):
 
 
 def test_an_engine_in_float32_is_nearer_fp64_than_a_bf16_policy(tiny, engine):
-    found = parity(tiny, engine)
+    found = score_parity(tiny, engine)
     engine_policy, engine_exact, policy_exact = (r.mismatch for r in found.whole)
     assert value(engine_exact.abs_diff_max) < 1e-4 < value(policy_exact.abs_diff_max)
     assert value(engine_policy.abs_diff_max) == pytest.approx(value(policy_exact.abs_diff_max), abs=1e-4)
@@ -204,7 +205,7 @@ def test_an_engine_in_float32_is_nearer_fp64_than_a_bf16_policy(tiny, engine):
 def test_a_token_that_is_off_is_found(tiny, engine):
     values = [list(r.logprobs) for r in engine]
     values[1][4] -= 0.5
-    found = parity(tiny, logged(engine, values), [Limit("abs_diff_max", 0.1)])
+    found = score_parity(tiny, logged(engine, values), [engine_budget("abs_diff_max", 0.1)])
     assert [(h.trainer, h.status) for h in found.held] == [("policy", "fail"), ("fp64", "fail")]
     assert found.exit_code == 1
     worst = max((r for r in found.each if r.trainer == "fp64"), key=lambda r: value(r.mismatch.abs_diff_max))
@@ -214,21 +215,21 @@ def test_a_token_that_is_off_is_found(tiny, engine):
 
 def test_an_engine_whose_positions_are_off_by_one_is_far_off(tiny, engine):
     shifted = logged(engine, [(r.logprobs[-1], *r.logprobs[:-1]) for r in engine])
-    assert value(parity(tiny, shifted, exact=False).whole[0].mismatch.abs_diff_p50) > 0.5
+    assert value(score_parity(tiny, shifted, exact=False).whole[0].mismatch.abs_diff_p50) > 0.5
 
 
 def test_an_engine_s_temperature_is_part_of_its_log_probabilities(tiny):
     rollouts = drawn(tiny.config.vocab, (12,))
     hot = logged(rollouts, by_policy(tiny, rollouts, 2.0, quiet))
-    assert value(parity(tiny, hot, temperature=2.0, exact=False).whole[0].mismatch.abs_diff_max) == 0
-    assert value(parity(tiny, hot, exact=False).whole[0].mismatch.abs_diff_max) > 0.5
+    assert value(score_parity(tiny, hot, temperature=2.0, exact=False).whole[0].mismatch.abs_diff_max) == 0
+    assert value(score_parity(tiny, hot, exact=False).whole[0].mismatch.abs_diff_max) > 0.5
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.25, -math.inf])
 def test_what_is_no_log_probability_fails_whatever_the_limits(tiny, engine, bad):
     values = [list(r.logprobs) for r in engine]
     values[2][0] = bad
-    found = parity(tiny, logged(engine, values), [Limit("kl", 1e9)], exact=False)
+    found = score_parity(tiny, logged(engine, values), [engine_budget("kl", 1e9)], exact=False)
     assert found.exit_code == 1
     assert sum(found.faults.values()) == 1
     assert next(iter(found.faults)).startswith("engine: ")
@@ -238,14 +239,14 @@ def test_what_is_no_log_probability_fails_whatever_the_limits(tiny, engine, bad)
 
 def test_an_undefined_metric_passes_no_limit(tiny):
     one = logged(drawn(tiny.config.vocab, (1,)), [[-1.0]])
-    found = parity(tiny, one, [Limit("rollout_actor_probs_pearson_corr", 0.9, True)], exact=False)
+    found = score_parity(tiny, one, [engine_budget("rollout_actor_probs_pearson_corr", 0.9)], exact=False)
     assert [h.status for h in found.held] == ["unknown"]
     assert found.exit_code == 3
 
 
 def test_no_token_at_all_cannot_be_judged(tiny):
     with pytest.raises(CannotJudge, match="none of the 2 rollouts has a token"):
-        parity(tiny, drawn(tiny.config.vocab, (0, 0)))
+        score_parity(tiny, drawn(tiny.config.vocab, (0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -258,18 +259,18 @@ def test_no_token_at_all_cannot_be_judged(tiny):
 )
 def test_tokens_of_another_model_are_refused(tiny, prompt, tokens, told):
     with pytest.raises(UserError, match=f"rollout 'x': .*{told}"):
-        parity(tiny, [Rollout("x", prompt, tokens, (-1.0,) * len(tokens))])
+        score_parity(tiny, [Rollout("x", prompt, tokens, (-1.0,) * len(tokens))])
 
 
 def test_limits_are_parsed_and_refused():
-    assert parse_limits(["kl=1e-3"], ["rollout_is_eff_sample_size=.9"]) == (
-        Limit("kl", 1e-3), Limit("rollout_is_eff_sample_size", 0.9, True),
-    )  # fmt: skip
-    assert parse_limits([], ["answers_difference=-0.02"]) == (Limit("answers_difference", -0.02, True),)
+    found = parse_limits(["kl=1e-3"], ["rollout_is_eff_sample_size=.9"])
+    assert [(b.entry.metric, b.entry.limit) for b in found] == [("kl", 1e-3), ("rollout_is_eff_sample_size", 0.9)]
+    assert [b.entry.why for b in found] == ["--fail-above kl=1e-3", "--fail-below rollout_is_eff_sample_size=.9"]
+    assert [b.entry.limit for b in parse_limits([], ["answers_difference=-0.02"])] == [-0.02]
     for above, below, told in (
-        (["k1=1"], [], "no metric 'k1'; did you mean"),
+        (["k1=1"], [], "unknown metric 'k1'; did you mean"),
         (["kl"], [], "a number is wanted"),
-        (["kl=nan"], [], "a number is wanted"),
+        (["kl=nan"], [], "a finite number is wanted"),
         ([], ["kl=1"], "of kl, larger is worse"),
         (["rollout_is_eff_sample_size=1"], [], "smaller is worse"),
         (["answers_difference=0"], [], "smaller is worse"),

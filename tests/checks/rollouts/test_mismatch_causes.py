@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from precaudit.checks.rollouts.causes import Cause, Worst, causes, worst_of
-from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.causes import TokenCause, WorstToken, causes, worst_of
+from precaudit.checks.rollouts.parity import score_parity
 from precaudit.checks.rollouts.reading import Rollout
-from precaudit.cli._explaining import code_of
-from precaudit.models.jax_decoder.family import parts as family_parts
+from precaudit.cli._explaining import exit_code_with_causes
+from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.recording.tracing.subject import load
-from precaudit.reports.causes import lines
+from precaudit.reports.causes import cause_sentences
 
 PROMPT, DRAWN = tuple(b"import os\n"), tuple(b"def f(x):\n")
 ROLLOUT = Rollout("a", PROMPT, DRAWN, (-0.1,) * len(DRAWN))
 
 
 def cause(subject, tmp_path, at=5, apart=0.1):
-    return causes(subject, [Worst(ROLLOUT, at, apart)], tmp_path)[0]
+    return causes(subject, [WorstToken(ROLLOUT, at, apart)], tmp_path)[0]
 
 
 def test_shares_add_up_and_name_decode_attention_in_float32(tmp_path):
@@ -37,11 +37,11 @@ def test_shares_add_up_and_name_decode_attention_in_float32(tmp_path):
     assert largest == "attn_out"
     assert 0 < abs(net) <= size
     assert net / found.change > 0.5
-    (said,) = lines([found], subject.policy.settings())
+    (said,) = cause_sentences([found], subject.policy.settings())
     assert said.startswith("✓ a, token 5 (id 40)")
     assert "attn_out in bfloat16 +" in said
     other = replace(found, engine=3.0)
-    (said,) = lines([other], subject.policy.settings())
+    (said,) = cause_sentences([other], subject.policy.settings())
     assert said.startswith("✗")
     assert "3.0e+0 from the trainer, which this policy does not make" in said
 
@@ -56,7 +56,7 @@ def test_a_state_that_is_stale_is_no_rounding(tmp_path):
     found = cause(subject, tmp_path)
     assert found.verdict == "state"
     assert found.records > 100
-    (said,) = lines([found], subject.policy.settings())
+    (said,) = cause_sentences([found], subject.policy.settings())
     assert said.startswith("✗")
     assert "a cache does not hold what was written" in said
 
@@ -64,7 +64,7 @@ def test_a_state_that_is_stale_is_no_rounding(tmp_path):
 def test_the_worst_tokens_are_those_farthest_from_the_trainer():
     subject = load("tiny", "fp32", None, "cpu")
     second = Rollout("b", PROMPT, DRAWN, (-0.1,) * 3 + (-30.0,) + (-0.1,) * (len(DRAWN) - 4))
-    found = worst_of(parity(subject, [ROLLOUT, second], exact=False), [ROLLOUT, second], 1)
+    found = worst_of(score_parity(subject, [ROLLOUT, second], exact=False), [ROLLOUT, second], 1)
     assert [(w.rollout.id, w.at) for w in found] == [("b", 3)]
     assert np.isfinite(found[0].apart)
     assert found[0].apart < -10
@@ -78,5 +78,5 @@ def test_the_worst_tokens_are_those_farthest_from_the_trainer():
     ],
 )  # fmt: skip
 def test_what_is_no_rounding_is_a_finding_and_what_is_unknown_no_pass(verdicts, before, code):
-    made = [Cause(id="a", policy="bf16", index=0, token=1, engine=0.1, verdict=v) for v in verdicts]
-    assert code_of(made, before) == code
+    made = [TokenCause(id="a", policy="bf16", index=0, token=1, engine=0.1, verdict=v) for v in verdicts]
+    assert exit_code_with_causes(made, before) == code

@@ -75,7 +75,7 @@ def test_the_first_divergence_is_the_earliest_of_all_sequences():
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_identical_inputs_differ_in_nothing(rows, columns, seed):
     x = -np.random.default_rng(seed).exponential(3, (rows, columns))
     found = mismatch(x, x, np.ones(x.shape))
@@ -89,7 +89,7 @@ def test_identical_inputs_differ_in_nothing(rows, columns, seed):
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_padding_order_and_what_stands_in_it_change_nothing(seed):
     rng = np.random.default_rng(seed)
     train, roll = -rng.exponential(2, (2, 3, 4))
@@ -112,7 +112,7 @@ def test_k3_keeps_its_digits(delta):
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_small_and_large_differences_against_many_digits(seed):
     rng = np.random.default_rng(seed)
     roll = -rng.exponential(2, (2, 5)) - 1e-9

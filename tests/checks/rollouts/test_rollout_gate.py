@@ -16,12 +16,14 @@ from precaudit.checks.rollouts.kinds import is_rollouts
 from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.mismatch import METRICS, mismatch
 from precaudit.checks.rollouts.origin import RolloutRun
-from precaudit.checks.rollouts.questions import Question, answers, changed
+from precaudit.checks.rollouts.questions import Question, changed_answers, read_answers
 from precaudit.checks.rollouts.written import read_written
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.reports.junit import render
-from precaudit.reports.pull_request import markdown
+from precaudit.reports.gate import gate_report
+from precaudit.reports.judgement import drift_lines
+from precaudit.reports.junit import render_junit
+from precaudit.reports.pages import as_markdown
 from precaudit.schema.records.base import SCHEMA, value
 from precaudit.schema.records.lines import encode
 
@@ -92,7 +94,10 @@ def test_twice_as_large_is_the_limit(tmp_path, frozen):
         at = f"policy a, {a} / {b}"
         assert limits[at, "k3_kl"] == pytest.approx((k3(0.0201), 4 * k3(0.01)), rel=1e-9)
         assert limits[at, "abs_diff_p99"] == pytest.approx((0.0201, 0.02), rel=1e-9)
-    assert "drift: policy a, engine / policy: k3_kl 4.04 × the baseline's, 4.04 × the first baseline's" in found.notes
+    assert (
+        "drift: policy a, engine / policy: k3_kl 4.04 × the baseline's, 4.04 × the first baseline's"
+        in gate_report(found, "r.jsonl").lines
+    )
 
 
 def test_a_ratchet_may_be_the_usual_one(tmp_path, frozen):
@@ -135,7 +140,8 @@ def test_a_new_baseline_needs_a_reason_and_keeps_the_chain(tmp_path, frozen):
     assert [(x.sha256, x.why) for x in record_.chain] == [(first, "another kernel")]
     found = gate_rollouts(file(tmp_path / "c.jsonl", 0.015 * SIGNS), baseline=frozen)
     assert found.exit_code == 0
-    assert "k3_kl 1.33 × the baseline's, 2.25 × the first baseline's" in found.notes[0]  # (15 / 13)², (15 / 10)²
+    told = drift_lines(found)[0]
+    assert "k3_kl 1.33 × the baseline's, 2.25 × the first baseline's" in told  # (15 / 13)², (15 / 10)²
 
 
 def test_an_altered_baseline_and_one_of_a_run_are_refused(tmp_path, frozen):
@@ -321,10 +327,10 @@ def test_of_some_metrics_smaller_is_worse(tmp_path, metric, limit, code):
 def asked(path, right, other=None, n=400):
     questions = [Question(prompt="x", answer="1", id=str(i)) for i in range(n)]
     texts = [["1" if i in right else "2"] for i in range(n)]
-    more = [answers("a", questions, texts)]
+    more = [read_answers("a", questions, texts)]
     if other is not None:
         texts_ = [["1" if i in other else "2"] for i in range(n)]
-        more += [answers("b", questions, texts_), changed("b", "a", questions, texts_, texts)]
+        more += [read_answers("b", questions, texts_), changed_answers("b", "a", questions, texts_, texts)]
     return file(path, origin=msgspec.structs.replace(ORIGIN, questions=f"q{n}"), more=more)
 
 
@@ -410,9 +416,9 @@ def test_gating_rollouts_imports_no_jax():
 
 def test_junit_and_markdown_tell_the_pair_and_the_metric(tmp_path, frozen):
     found = gate_rollouts(file(tmp_path / "c.jsonl", 0.03 * SIGNS), baseline=frozen)
-    assert 'name="policy a, engine / fp64"' in render(found)
-    assert "k3_kl 0.00045, limit 0.0002" in render(found)
-    assert "| fail | policy a, engine / policy |" in markdown(found)
+    assert 'name="policy a, engine / fp64"' in render_junit(found)
+    assert "k3_kl 0.00045, limit 0.0002" in render_junit(found)
+    assert "| fail | policy a, engine / policy |" in as_markdown(gate_report(found, "r.jsonl"))
 
 
 def test_from_the_command_line(tmp_path, capsys):

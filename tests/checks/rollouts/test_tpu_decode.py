@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from precaudit.checks.rollouts import generation
-from precaudit.checks.rollouts.generation import Generator, Shape
+from precaudit.checks.rollouts.generation import DrawShape, Generator
 from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.interpreters.jaxpr.narrow import moved_as_bits
 from precaudit.interpreters.tpu.target import compile_for, parse_target
@@ -57,7 +57,7 @@ def test_a_tpu_decodes_with_the_program_as_written_and_no_detour_of_a_cpu_s():
     subject = load("tiny", "bf16", device="cpu")
     step, arguments = subject.decoder.decode, given(subject)
     plain = text_of(step, arguments, (5,))
-    for_tpu = programs.jitted(step, "tpu", donate_argnums=(5,))
+    for_tpu = programs.jit_program(step, "tpu", donate_argnums=(5,))
     assert text_of(for_tpu, arguments, (5,)) == plain
     assert cache_writes(plain, subject.config) == 2 * BATCH  # k and v, a row of each sequence
     assert not [word for word in DETOURS if word in plain]
@@ -74,7 +74,7 @@ def test_a_tpu_s_generation_writes_its_bfloat16_cache_in_place(loop):
     tpu = replace(subject, device=SimpleNamespace(platform="tpu"))
     assert tpu.platform == "tpu"
     made = generation._programs(tpu.decoder, "greedy", (), tpu.platform)[loop]
-    bits = Generator(subject, Shape(BATCH, SLOTS, SLOTS, SLOTS), Sampling(0), ()).arguments()[loop]
+    bits = Generator(subject, DrawShape(BATCH, SLOTS, SLOTS, SLOTS), Sampling(0), ()).arguments()[loop]
     floats = (subject.parameters, *bits[1:])
     text = text_of(made, shaped(floats), (generation.STATE,))
     assert cache_writes(text, subject.config) == 2 * BATCH

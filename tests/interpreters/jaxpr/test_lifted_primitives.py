@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from precaudit.interpreters.jaxpr import CannotLift, shadow
-from precaudit.interpreters.jaxpr.primitives import TABLE, markdown
+from precaudit.interpreters.jaxpr.primitives import TABLE, primitives_page
 from tests.helpers.paths import ROOT
 from tests.helpers.primitive_cases import CASES, inside
 
@@ -98,5 +98,5 @@ def test_a_call_only_jax_makes_is_entered(name):
 
 
 def test_the_table_in_the_documents_is_current():
-    assert (DOCS / "shadow.md").read_text() == markdown(), "make schemas"
+    assert (DOCS / "shadow.md").read_text() == primitives_page(), "make schemas"
     assert "(shadow.md)" in (DOCS / "design.md").read_text()

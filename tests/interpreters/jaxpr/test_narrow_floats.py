@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jax import lax
 
 from precaudit.interpreters.jaxpr import reap
-from precaudit.interpreters.jaxpr.narrow import Narrow, held, moved_as_bits
+from precaudit.interpreters.jaxpr.narrow import NarrowBits, hold_narrow, moved_as_bits
 from precaudit.models.jax_decoder.arithmetic import compiler_options
 from precaudit.recording.tracing import programs
 from precaudit.recording.tracing.programs import Capture
@@ -28,7 +28,7 @@ def test_random_programs_give_the_same_bits(dtype, tree):
     f = program(tree, EXACT)
     x = jnp.asarray(X, dtype)
     want, taps = jax.jit(reap(f))(x)
-    got, moved = jax.jit(moved_as_bits(reap(f)))(held(x))
+    got, moved = jax.jit(moved_as_bits(reap(f)))(hold_narrow(x))
     assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
     assert {k: np.asarray(v).tobytes() for k, v in moved.items()} == {
         k: np.asarray(v).tobytes() for k, v in taps.items()
@@ -37,17 +37,17 @@ def test_random_programs_give_the_same_bits(dtype, tree):
 
 def test_held_arrays_are_the_same_memory():
     x = jax.device_put(jnp.ones((64, 64), jnp.bfloat16))
-    tree = held({"w": x, "b": jnp.ones(3, jnp.float32), "n": None})
-    assert isinstance(tree["w"], Narrow)
+    tree = hold_narrow({"w": x, "b": jnp.ones(3, jnp.float32), "n": None})
+    assert isinstance(tree["w"], NarrowBits)
     assert tree["w"].bits.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
     assert np.asarray(tree["w"]).dtype == jnp.bfloat16
     assert tree["b"].dtype == np.float32
-    assert held(tree)["w"] is tree["w"]
+    assert hold_narrow(tree)["w"] is tree["w"]
     mesh = jax.sharding.Mesh(np.asarray(jax.devices("cpu")[:1]), ("d",))
     placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    assert isinstance(held(placed), Narrow)  # a mesh of one device
+    assert isinstance(hold_narrow(placed), NarrowBits)  # a mesh of one device
     host = np.asarray(x)
-    on_host = held((host, np.ones(3)))
+    on_host = hold_narrow((host, np.ones(3)))
     assert np.shares_memory(on_host[0].bits, host)
     assert np.array_equal(np.asarray(on_host[0]), host)
     assert on_host[1].dtype == np.float64
@@ -61,7 +61,7 @@ def test_a_vmapped_loop_and_a_rematerialised_one():
         return lax.scan(jax.checkpoint(lambda c, r: (c + r, c)), jax.vmap(halve)(x)[0], x)
 
     x = jnp.asarray([[1.0, -8.0, 3.0], [0.5, 0.0, 24.0]], jnp.bfloat16)
-    for a, b in zip(jax.jit(f)(x), jax.jit(moved_as_bits(f))(held(x)), strict=True):
+    for a, b in zip(jax.jit(f)(x), jax.jit(moved_as_bits(f))(hold_narrow(x)), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -71,7 +71,7 @@ def test_rows_that_are_not_there_are_filled_as_with_floats(fill):
         return x.at[jnp.asarray([0, 5])].get(mode="fill", fill_value=fill)
 
     x = jnp.asarray([[1.0, 2.0], [3.0, 4.0]], jnp.bfloat16)
-    got, want = jax.jit(moved_as_bits(f))(held(x)), jax.jit(f)(x)
+    got, want = jax.jit(moved_as_bits(f))(hold_narrow(x)), jax.jit(f)(x)
     np.testing.assert_array_equal(np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32))
 
 
@@ -103,7 +103,7 @@ def test_the_decoder_gives_the_same_bits(case):
 
     def run(on_bits):
         given = (options, "cpu" if on_bits else "")
-        prefill, decode = (programs._compiled(subject.decoder, taps, p, *given) for p in ("prefill", "decode"))
+        prefill, decode = (programs._compile(subject.decoder, taps, p, *given) for p in ("prefill", "decode"))
         cache = subject.decoder.init_cache(2, 8)
         tables = subject.tables(8)
         found = []

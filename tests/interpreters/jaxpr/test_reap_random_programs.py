@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from precaudit.interpreters.jaxpr import plant, reap
-from precaudit.interpreters.jaxpr.jax_versions import scanned
+from precaudit.interpreters.jaxpr.jax_versions import scan_counts
 from tests.helpers.random_programs import EXACT, OPERATIONS, PAIRS, QUICK, X, program, trees
 
 
@@ -52,7 +52,7 @@ class Reading:
         return out if equation.primitive.multiple_results else [out]
 
     def scan(self, params, inputs, path, steps):
-        (n, m), length = scanned(params), params["length"]
+        (n, m), length = scan_counts(params), params["length"]
         consts, carry, stacked = inputs[:n], inputs[n : n + m], inputs[n + m :]
         rows = [None] * length
         for i in reversed(range(length)) if params["reverse"] else range(length):

@@ -262,7 +262,7 @@ def test_the_decoder_s_shadow_is_the_reference(policy):
     found = {}
     wanted = Wanted({*taps, "logits"}, None, [np.arange(n)])
     forward(
-        Model(s.config, s.checkpoint.tensors.read),
+        Model(s.config, s.checkpoint.tensors.read_tensor),
         [tokens],
         [FP64],
         wanted,

@@ -9,12 +9,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.interpreters.jaxpr import reap
-from precaudit.interpreters.jaxpr.emulate import emulated, exactly
+from precaudit.interpreters.jaxpr.emulate import emulate_segments, exactly
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.interpreters.jaxpr.sites import numbered, sites
-from precaudit.interpreters.jaxpr.stepped import BEFORE, steps_of
+from precaudit.interpreters.jaxpr.sites import sites, unique_names
+from precaudit.interpreters.jaxpr.stepped import BEFORE, scan_steps
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.traced import remade
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
@@ -65,7 +66,7 @@ def segments(function, values, *args):
     """What each segment makes of recorded values, in FP64 and as its equations round."""
     with jax.enable_x64(True):
         exact = exactly(function)(values, *args)
-        rounded = emulated(function, Realisation())(values, *args)
+        rounded = emulate_segments(function, Realisation())(values, *args)
         return {n: (np.asarray(exact[n]), np.asarray(rounded[n][0])) for n in exact}
 
 
@@ -74,7 +75,7 @@ def test_a_step_makes_what_its_scan_makes_in_it(program):
     _, found = jax.jit(reap(program))(WEIGHTS, X)
     taps = {n: np.asarray(x) for n, x in found.items() if not n.endswith("@taken")}
     taps = {n: (x + DRAW.standard_normal(x.shape) / 8).astype(x.dtype) for n, x in taps.items()}  # no chain of values
-    (step,) = steps_of(program, (WEIGHTS, X))
+    (step,) = scan_steps(program, (WEIGHTS, X))
     assert step.length == 4
     whole = segments(program, taps, WEIGHTS, X)
     assert {*step.names} <= {*whole}
@@ -86,16 +87,16 @@ def test_a_step_makes_what_its_scan_makes_in_it(program):
 
 
 def test_taps_of_the_step_before_have_names_of_their_own():
-    (step,) = steps_of(plain, (WEIGHTS, X))
+    (step,) = scan_steps(plain, (WEIGHTS, X))
     assert step.outside == ("start",)
     assert step.names == ("in", "made", "out")
-    found = numbered(sites(jax.make_jaxpr(step.call)(np.int32(0), WEIGHTS, X).jaxpr))
+    found = unique_names(sites(jax.make_jaxpr(step.call)(np.int32(0), WEIGHTS, X).jaxpr))
     assert found == ["start", *(BEFORE + name for name in step.names), *step.names]
     taps = {name: np.arange(4) for name in ("start", "end", *step.names)}
     assert step.values(taps, 2)["in"] == 2
     assert step.values(taps, 2)["<in"] == 1
     assert "end" not in step.values(taps, 2)
-    (back,) = steps_of(backwards, (WEIGHTS, X))
+    (back,) = scan_steps(backwards, (WEIGHTS, X))
     assert [back.values(taps, i)["<in"] for i in range(4)] == [1, 2, 3, 3]
 
 
@@ -138,11 +139,11 @@ def twice(w, x):
 
 @pytest.mark.parametrize("program", [counted, untapped, taps_that_read_a_state, nested, twice, swapped])
 def test_scans_whose_steps_are_not_made_of_recorded_values_are_left_whole(program):
-    assert steps_of(program, (WEIGHTS, X)) == []
+    assert scan_steps(program, (WEIGHTS, X)) == []
 
 
 def test_of_two_scans_the_one_that_starts_with_the_others_end_is_left_whole():
-    (step,) = steps_of(two_scans, (WEIGHTS, X))
+    (step,) = scan_steps(two_scans, (WEIGHTS, X))
     assert step.names == ("in", "made", "out")
 
 
@@ -151,7 +152,7 @@ def test_of_two_scans_the_one_that_starts_with_the_others_end_is_left_whole():
 def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch, program, fault):
     """The same numbers, and a fault in one step is found in that step alone."""
     found = Program(program, WEIGHTS, {"a": (X,)}, outputs=None)
-    opened = trace(found, tmp_path / "run")
+    opened = trace_program(found, tmp_path / "run")
     taps = dict(opened.tensors("a", 0, "taps"))
     if fault in taps:
         off = np.array(taps[fault])
@@ -159,11 +160,11 @@ def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch,
         taps[fault] = off
     monkeypatch.setattr(remade, "small", lambda _: False)
     asked = []
-    monkeypatch.setattr(remade, "steps_of", lambda *args: asked.append(args) or steps_of(*args))
-    stepped = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    monkeypatch.setattr(remade, "scan_steps", lambda *args: asked.append(args) or scan_steps(*args))
+    stepped = Emulations(prepare_program(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     assert asked
-    monkeypatch.setattr(remade, "steps_of", lambda *_: [])
-    whole = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    monkeypatch.setattr(remade, "scan_steps", lambda *_: [])
+    whole = Emulations(prepare_program(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     verdicts = [[(e.point, e.layer, closes(e), closes(e) and e.elided) for e in made] for made in (stepped, whole)]
     assert verdicts[0] == verdicts[1]
     if fault in taps:
@@ -175,10 +176,10 @@ def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch,
 
 def test_where_a_tap_of_a_scan_was_not_recorded_its_steps_are_made_as_a_whole(tmp_path, monkeypatch):
     found = Program(plain, WEIGHTS, {"a": (X,)}, outputs=None)
-    opened = trace(found, tmp_path / "run")
+    opened = trace_program(found, tmp_path / "run")
     monkeypatch.setattr(remade, "small", lambda _: False)
     taps = {n: x for n, x in opened.tensors("a", 0, "taps").items() if n != "made"}
-    records = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    records = Emulations(prepare_program(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     assert {e.missing is not None for e in records if e.point == "made"} == {True}
     assert all(closes(e) for e in records if e.point != "made")
 
@@ -198,10 +199,10 @@ def heads(w, x):
 def test_what_ways_make_alike_in_a_step_is_one_product(monkeypatch):
     """No roundings of values that their format has stand between FP64's operands and a way's."""
     _, found = jax.jit(reap(heads))(WEIGHTS, X)
-    (step,) = steps_of(heads, (WEIGHTS, X))
+    (step,) = scan_steps(heads, (WEIGHTS, X))
     monkeypatch.setattr(remade, "small", lambda _: False)
-    whole = remade.Tapped(prepared(Program(heads, WEIGHTS, {"a": (X,)}, outputs=None)), None)
-    ((_, tapped),) = whole.stepped((WEIGHTS, X))
+    whole = remade.Tapped(prepare_program(Program(heads, WEIGHTS, {"a": (X,)}, outputs=None)), None)
+    ((_, tapped),) = whole.scans_by_step((WEIGHTS, X))
     values = step.values({n: np.asarray(x) for n, x in found.items()}, 1)
 
     def products(function):
@@ -209,5 +210,5 @@ def test_what_ways_make_alike_in_a_step_is_one_product(monkeypatch):
 
     with jax.enable_x64(True):
         alone = products(lambda *args: {n: exactly(step.call)(*args)[n] for n in step.names})
-        both = products(remade.once(tapped, (Realisation(), Realisation("converted")), step.names))
+        both = products(remade.segments_at_once(tapped, (Realisation(), Realisation("converted")), step.names))
     assert both == alone > 2

@@ -13,10 +13,10 @@ from jax import lax
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import shadow
 from precaudit.interpreters.tpu import execute
-from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.opcodes import OPCODES
 from precaudit.interpreters.tpu.operations import RULES
-from precaudit.interpreters.tpu.products import Window, in_passes, product, relation
+from precaudit.interpreters.tpu.products import Window, declared_product, product_in_passes, relation
 from precaudit.interpreters.tpu.sorting import in_order
 from precaudit.recording.tracing.subject import load
 from tests.helpers.selected import few
@@ -43,7 +43,7 @@ def relative(a, b):
 
 def module(entry, before=""):
     """Return a module of an entry computation's lines."""
-    return parse(f"HloModule m\n{before}\nENTRY %main {{\n{entry}\n}}\n")
+    return parse_module(f"HloModule m\n{before}\nENTRY %main {{\n{entry}\n}}\n")
 
 
 def run(entry, *args, before="", **how):
@@ -105,7 +105,9 @@ def test_products_of_one_three_and_six_passes():
         6: wide[0] @ wide[1],
     }
     for count, exact in expected.items():
-        found = in_passes(count, lambda a, b: jnp.dot(a, b, precision="highest"), jnp.asarray(x), jnp.asarray(y))
+        found = product_in_passes(
+            count, lambda a, b: jnp.dot(a, b, precision="highest"), jnp.asarray(x), jnp.asarray(y)
+        )
         assert relative(found, exact) < 3e-7
     assert relative(expected[1], expected[6]) > 1e-3
     assert 1e-6 < relative(expected[3], expected[6]) < 2e-5
@@ -178,7 +180,7 @@ def test_what_a_convolution_s_dimension_is(n, window, kind):
     whole = Window(*((a, ((0, 0) if i == 2 else 0 if i == 5 else 1)) for i, (a,) in enumerate(view)))
     exact = convolved(x.astype(np.float64), y.astype(np.float64), whole)
     highest = replace(instruction, attributes={**instruction.attributes, "operand_precision": "{highest,highest}"})
-    assert relative(product(highest, jnp.asarray(x), jnp.asarray(y)), exact) < 1e-6
+    assert relative(declared_product(highest, jnp.asarray(x), jnp.asarray(y)), exact) < 1e-6
     assert relation(view, 0, n, y.shape[0]) == kind
 
 
@@ -526,7 +528,7 @@ EXACT = {"set": _set, "bits": lambda x: x.astype(np.float32).view(np.int32)}
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compiled_for_a_tpu(name):
     program, args, exact, largest = PROGRAMS[name]
-    found = jax.tree.leaves(execute.function(parse(text_for(program, *args)))(*args))
+    found = jax.tree.leaves(execute.function(parse_module(text_for(program, *args)))(*args))
     expected = jax.tree.leaves((exact or EXACT[name])(*map(_fp64, args)))
     shapes = jax.tree.leaves(jax.eval_shape(program, *args))
     for x, y, shape in zip(found, expected, shapes, strict=True):
@@ -550,7 +552,7 @@ def test_what_a_tpu_rounds_no_more_than_a_cpu_agrees(topology):
 
     angles = normal(64, 64)
     args = (normal(64, 128), normal(128), np.cos(angles), np.sin(angles))
-    found = execute.function(parse(text_for(program, *args, topology=topology)))(*args)
+    found = execute.function(parse_module(text_for(program, *args, topology=topology)))(*args)
     assert relative(found, jax.jit(program)(*args)) < 1e-6
 
 
@@ -581,7 +583,7 @@ def _shipped(phase, policy, length=48, slots=64):
 def test_the_shipped_programs(phase, policy):
     """Errors of four rows of logits: those of one are uncertain by a factor of 2, by the order of sums alone."""
     program, args, tokens = _shipped(phase, policy)
-    module = parse(text_for(program, *args, donated=(5,)))
+    module = parse_module(text_for(program, *args, donated=(5,)))
     with jax.enable_x64(True):
         exact = _rows(shadow(program), args, tokens)
     on_cpu = relative(_rows(jax.jit(program), args, tokens), exact)

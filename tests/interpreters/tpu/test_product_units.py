@@ -9,15 +9,22 @@ import pytest
 from jax import lax
 
 from precaudit.interpreters.jaxpr.products import label_in
-from precaudit.interpreters.jaxpr.tag import capturing, tagged
-from precaudit.interpreters.tpu.grammar import parse
-from precaudit.interpreters.tpu.units import Product, counted, labelled, moved, products, ways
+from precaudit.interpreters.jaxpr.tag import capturing, tag_program
+from precaudit.interpreters.tpu.grammar import parse_module
+from precaudit.interpreters.tpu.units import (
+    UnitProduct,
+    count_products,
+    other_precisions,
+    products_of,
+    ways_by_label,
+    ways_by_place,
+)
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.recording.runs.compiled import ways_of
 from precaudit.references.textbook.units import policy_at
 from precaudit.schema.places import Place
 from precaudit.schema.policies import load_policy, on_device
-from precaudit.schema.predictions import notes
+from precaudit.schema.predictions import prediction_notes
 from precaudit.schema.records.runs import Prediction, Products
 from tests.helpers.lint_programs import bf16, f32
 from tests.helpers.tpus import needs_libtpu, text_for
@@ -26,7 +33,7 @@ NONE = {"passes1": 0, "passes3": 0, "passes6": 0, "vector": 0}
 
 
 def made(call, *given):
-    return products(parse(text_for(call, *given)))
+    return products_of(parse_module(text_for(call, *given)))
 
 
 @needs_libtpu
@@ -47,7 +54,7 @@ def test_a_product_has_a_unit_and_a_precision(precision, rows, kind, unit, expec
     (found,) = made(call, kind(rows, 256), kind(256, 512))
     assert (found.unit, found.precision) == (unit, expected)
     assert found.place == f"{__file__}:{call.__code__.co_firstlineno + 1}"
-    assert counted([found]) == NONE | {unit: 1}
+    assert count_products([found]) == NONE | {unit: 1}
 
 
 @needs_libtpu
@@ -57,16 +64,16 @@ def test_a_precision_that_is_another_is_told_by_its_line():
 
     one, many = (made(call, f32(n, 256), f32(256, 512)) for n in (1, 64))
     line = f"{__file__}:{call.__code__.co_firstlineno + 1}"
-    assert moved(many, one) == {line: ({"bfloat16"}, {"float32"})}
-    assert moved(many, many) == {}
+    assert other_precisions(many, one) == {line: ({"bfloat16"}, {"float32"})}
+    assert other_precisions(many, many) == {}
     exact = [made(call, bf16(n, 256), bf16(256, 512)) for n in (1, 64)]
-    assert counted(exact[0]) != counted(exact[1])
-    assert moved(*exact) == {}
+    assert count_products(exact[0]) != count_products(exact[1])
+    assert other_precisions(*exact) == {}
 
 
 def test_a_place_that_one_program_alone_names_is_not_moved():
-    one, other = Product("q", "passes1", "bfloat16", "1 pass"), Product("k", "vector", "float32", "float32")
-    assert moved([one], [other]) == {}
+    one, other = UnitProduct("q", "passes1", "bfloat16", "1 pass"), UnitProduct("k", "vector", "float32", "float32")
+    assert other_precisions([one], [other]) == {}
 
 
 def predicted(bare, captured, inside=0.0, moved=()):
@@ -75,14 +82,14 @@ def predicted(bare, captured, inside=0.0, moved=()):
 
 def test_notes_say_counts_and_the_spread():
     same = predicted({"passes1": 9, "vector": 1}, {"passes1": 9, "vector": 1}, 0.004)
-    assert list(notes([("prefill", same), ("prefill", same), ("decode", None)])) == [
+    assert list(prediction_notes([("prefill", same), ("prefill", same), ("decode", None)])) == [
         "the compiler makes the same products without taps and with them (prefill: 9 in 1 pass, 1 on the vector unit)",
         "bfloat16 results inside fusions, rounded or not, change outputs (relative): prefill by 0.004; "
         "taken as rounded",
     ]
-    (said,) = notes([("call", predicted({"passes6": 2}, {"passes6": 3}))])
+    (said,) = prediction_notes([("call", predicted({"passes6": 2}, {"passes6": 3}))])
     assert said.endswith("makes other products without taps than with them (call: 2 in 6 passes, 3 in 6 passes)")
-    assert list(notes([("call", None)])) == []
+    assert list(prediction_notes([("call", None)])) == []
 
 
 @needs_libtpu
@@ -96,8 +103,8 @@ def test_a_program_s_products_keep_their_numbers():
         return lax.scan(step, x @ params["in"], params["each"])[0] @ params["out"] + x[:, :1] @ params["in"][:1]
 
     params = {"in": f32(256, 256), "each": f32(3, 256, 256), "out": f32(256, 256)}
-    tapped = tagged(call, params, f32(64, 256))
-    found = labelled(parse(text_for(capturing(tapped), params, f32(64, 256))))
+    tapped = tag_program(call, params, f32(64, 256))
+    found = ways_by_label(parse_module(text_for(capturing(tapped), params, f32(64, 256))))
     assert found == dict.fromkeys(("product.0", "product.1", "product.2"), ("1 pass",)) | {"product.3": ("float32",)}
 
 
@@ -133,7 +140,7 @@ ENTRY e {{
   ROOT r = f32[] reduce(t, z), dimensions={{0}}, to_apply=add, metadata={{op_name="jit(f)/q/dot_general"}}
 }}
 """
-    assert ways(products(parse(text))) == {"q": (way,)}
+    assert ways_by_place(products_of(parse_module(text))) == {"q": (way,)}
 
 
 def test_a_short_prompt_is_told_by_the_program_that_it_shares():

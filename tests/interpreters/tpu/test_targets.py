@@ -15,7 +15,7 @@ from precaudit.interpreters.tpu import environment, target
 from precaudit.interpreters.tpu.target import REFUSED, TOPOLOGIES, TooLarge, check_policy, compile_for, parse_target
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.policies import PRESETS, Policy, load_policy, shipped
+from precaudit.schema.policies import PRESETS, Policy, load_policy, shipped_policies
 from tests.helpers.selected import few
 from tests.helpers.tpus import needs_libtpu
 
@@ -43,11 +43,11 @@ def test_what_is_no_target_is_refused(text, words):
 def test_the_environment_says_that_there_is_no_tpu_and_keeps_what_was_said(monkeypatch):
     monkeypatch.setattr(environment, "chips", lambda: False)
     given = {"TPU_SKIP_MDS_QUERY": "0"}
-    environment.prepare(given)
+    environment.allow_libtpu(given)
     assert given == {**environment.ABSENT, "TPU_SKIP_MDS_QUERY": "0"}
     monkeypatch.setattr(environment, "chips", lambda: True)
     untouched = {}
-    environment.prepare(untouched)
+    environment.allow_libtpu(untouched)
     assert untouched == {}
 
 
@@ -66,8 +66,8 @@ def test_without_libtpu_the_line_that_installs_it_is_said(monkeypatch):
 
 
 def test_another_libtpu_is_told():
-    assert target.untested("0.0.42.1") is None
-    assert "0.0.1 was not tried" in target.untested("0.0.1")
+    assert target.untested_version("0.0.42.1") is None
+    assert "0.0.1 was not tried" in target.untested_version("0.0.1")
 
 
 @needs_libtpu
@@ -160,7 +160,7 @@ def test_instructions_name_the_points_they_make(phase):
 
 @needs_libtpu
 @pytest.mark.parametrize("generation", few(["v5e", "v6e"], "v5e"))
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_policies())
 def test_every_policy_shipped_compiles(name, generation):
     policy = load_policy(name)
     target = parse_target(generation)

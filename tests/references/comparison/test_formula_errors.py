@@ -10,16 +10,16 @@ import pytest
 
 from exams.mistakes import in_batches
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.judging.baselines import freeze, read_baseline
+from precaudit.judging.baselines import freeze, read_run_baseline
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import project, rms_norm, rope
 from precaudit.recording.runs.written import recall
 from precaudit.recording.tracing import manifest, shadowed, subject
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.reports.summary import formula_sentence
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.prompts import Prompt
@@ -59,7 +59,7 @@ FAULTS = {
 
 
 def options(folder, formula=True):
-    return Options(accum=(), cache=folder / "refs", formula=formula)
+    return CompareOptions(accum=(), cache=folder / "refs", formula=formula)
 
 
 def traced(folder, parts=None, points="q,attn_norm,mlp_out,logits", phases="prefill", texts=TEXTS[:1], **how):
@@ -121,7 +121,7 @@ def _place(e):
 
 def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
     folder = Path(shutil.copytree(honest.folder, tmp_path / "run"))
-    plain = compare(folder, options=Options(accum=("float16",), cache=honest.folder.parent / "refs"))
+    plain = compare(folder, options=CompareOptions(accum=("float16",), cache=honest.folder.parent / "refs"))
     assert {e.kind for e in plain.errors} >= {"local", "accum"}
     assert not [e for e in plain.errors if e.kind == "formula"]
     compare(folder, options=replace(options(honest.folder.parent, False), fresh=True))
@@ -130,7 +130,7 @@ def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
 
 
 def test_diagnose_takes_the_records_of_compare(honest, monkeypatch):
-    monkeypatch.setattr("precaudit.recording.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.recording.tracing.shadowed.tap_distances", lambda *_: pytest.fail("computed again"))
     select = Selection.parse(points="attn_out,logits", phases="prefill")
     found = diagnose(honest.run, select, options(honest.folder.parent, False))
     assert (found.formula.unknown, found.formula.differs) == (None, ())
@@ -139,7 +139,7 @@ def test_diagnose_takes_the_records_of_compare(honest, monkeypatch):
 
 def test_baselines_hold_the_formula(honest, tmp_path):
     freeze(honest, tmp_path / "b.jsonl")
-    kept = read_baseline(tmp_path / "b.jsonl")
+    kept = read_run_baseline(tmp_path / "b.jsonl")
     rows = [e for e in honest.errors if e.kind == "formula"]
     assert len([p for p in kept.lines if p[0] == "formula"]) == len(rows)
     assert gate(honest, baseline=tmp_path / "b.jsonl").exit_code == 0
@@ -227,8 +227,10 @@ def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch)
 
 def test_the_shadow_has_the_slots_that_ran(tmp_path, monkeypatch):
     """A short prompt beside a longer one ran in the longer one's 256."""
-    ran, real = [], shadowed.distances
-    monkeypatch.setattr(shadowed, "distances", lambda s, m, work: (ran.append(work.batch.length), real(s, m, work))[1])
+    ran, real = [], shadowed.tap_distances
+    monkeypatch.setattr(
+        shadowed, "tap_distances", lambda s, m, work: (ran.append(work.batch.length), real(s, m, work))[1]
+    )
     run = traced(tmp_path, points="q", batch=1, texts=("x = 1", "def f(x):\n    return x + 1\n" * 6))
     assert {n.shape for n in run.record.neutrality} == {(1, 256)}
     compare(run, options=options(tmp_path))

@@ -19,9 +19,9 @@ from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.parts import attend, attention_scores, project
 from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS, on_single_rows
 from precaudit.models.numpy_decoder.model import Model, attention
-from precaudit.models.numpy_decoder.operators import Rule
-from precaudit.models.numpy_decoder.passes import products as float32_products
-from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.operators import AttentionRule
+from precaudit.models.numpy_decoder.passes import matmul_products as float32_products
+from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy
 from precaudit.numbers.arrays import as_format, rounder
 from precaudit.numbers.integers import InRows
@@ -29,10 +29,10 @@ from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison.cache_state import at_ties
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.textbook.alternatives import inputs_summed_again, rounded_again
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.schema.graphs.decoder import POINTS
@@ -57,7 +57,7 @@ def compared(folder: Path, name, device=None):
     model = MODELS.get(name)
     if name == "float32-weights":
         model = next(t for t in TRAITS if t.name == "float32 weights").make(folder / "model")
-    options = Options(accum=(), model=None if model is None else str(model), cache=folder / "refs", fresh=True)
+    options = CompareOptions(accum=(), model=None if model is None else str(model), cache=folder / "refs", fresh=True)
     return compare(run, options=options)
 
 
@@ -102,7 +102,7 @@ def test_a_residual_may_be_off_by_its_summands_last_places():
     """By u (|a| + |b|), and u |A||B| of the projection that is one of them."""
     recorded = Recorded.of(open_run(RECORDED / "fp32-highest"))
     tiny = open_checkpoint("tiny")
-    model = Model(tiny.config, tiny.tensors.read)
+    model = Model(tiny.config, tiny.tensors.read_tensor)
     place = Place("p5_ba", "prefill", 0, 0, "mlp_norm")
     operation = prepare(recorded, model, place, parts(recorded, place)[0])
     ((_, (moved,)),) = inputs_summed_again(recorded, model, operation)
@@ -110,7 +110,7 @@ def test_a_residual_may_be_off_by_its_summands_last_places():
     def values(name):
         return recorded.rows("p5_ba", "prefill", 0, name).values.astype(np.float64)
 
-    weight = tiny.tensors.read("model.layers.0.self_attn.o_proj.weight").astype(np.float64)
+    weight = tiny.tensors.read_tensor("model.layers.0.self_attn.o_proj.weight").astype(np.float64)
     projected = np.abs(values("attn_out").reshape(-1, 128)) @ np.abs(weight).T
     want = 2.0**-24 * (np.abs(values("resid_in")) + np.abs(values("attn_proj")) + projected)
     np.testing.assert_allclose(np.abs(moved - operation.inputs[0]), want, rtol=1e-5)
@@ -121,7 +121,7 @@ def test_noise_of_narrow_products_is_of_their_parts():
     a, b = (np.random.default_rng(i).normal(size=(8, 8)) for i in (1, 2))
     for setting in ("TF32_TF32_F32", "BF16_BF16_F32_X3"):
         made = float32_products(setting)
-        np.testing.assert_array_equal(summed(made, np.matmul)(a, b), made(a, b))
+        np.testing.assert_array_equal(with_sums(made, np.matmul)(a, b), made(a, b))
 
 
 def test_only_single_rows_have_rounded_products():
@@ -144,7 +144,7 @@ def test_scores_in_float32_are_no_rounded_products():
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     for scores in ("float32", "bfloat16"):
         r = on_single_rows(FP64, POINTS["attn_out"], "bfloat16", scores, "gpu", True)[ROUNDED_PRODUCTS,]
-        made = attention(q, k, v, np.asarray([4]), Rule(1.0, None, None), r)[0, 0]
+        made = attention(q, k, v, np.asarray([4]), AttentionRule(1.0, None, None), r)[0, 0]
         s = (k[:, 0] @ q[0, 0]) if scores == "float32" else rounder("bfloat16")(k[:, 0] * q[0, 0]).sum(axis=1)
         p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
         np.testing.assert_allclose(made, rounder("bfloat16")(p[:, None] * v[:, 0]).sum(axis=0), rtol=1e-6)
@@ -164,9 +164,9 @@ def test_only_ties_may_round_both_ways():
     recorded = Recorded.of(open_run(RECORDED / "rounded-again"))
     tiny = open_checkpoint("tiny")
     place = Place("c0", "prefill", 0, 4, "resid_out")
-    operation = prepare(recorded, Model(tiny.config, tiny.tensors.read), place, parts(recorded, place)[0])
+    operation = prepare(recorded, Model(tiny.config, tiny.tensors.read_tensor), place, parts(recorded, place)[0])
     policy = recorded_policy(recorded.run.record)
-    model = Model(tiny.config, tiny.tensors.read)
+    model = Model(tiny.config, tiny.tensors.read_tensor)
     read, other = rounded_again(recorded, model, operation, of_policy(policy))
     moved = np.argwhere(read != other)
     assert [19, 41] in moved.tolist()
@@ -304,6 +304,6 @@ def test_single_rows_of_other_models_pass(tmp_path, name):
     raw = json.loads((run.folder / "run.json").read_text())
     for device, passes in (("NVIDIA H100 80GB HBM3", True), ("cpu", False)):
         (run.folder / "run.json").write_text(json.dumps(raw | {"device": device}))
-        found = compare(run.folder, options=Options(accum=(), cache=tmp_path / "refs", fresh=True))
+        found = compare(run.folder, options=CompareOptions(accum=(), cache=tmp_path / "refs", fresh=True))
         wrong = [(v.kind, v.phase, v.layer, v.point, v.metric, v.value, v.limit) for v in gate(found).verdicts]
         assert bool(wrong) != passes, (device, wrong[:3])

@@ -15,7 +15,7 @@ from precaudit import assert_close
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder.ensemble import ensemble
-from precaudit.models.numpy_decoder.honest import truncated
+from precaudit.models.numpy_decoder.honest import truncated_product
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import PLACES, Blocks, Rounding, of_policy
 from precaudit.numbers.arrays import as_format, rounder
@@ -25,17 +25,17 @@ from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing import programs
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.closing import Yardstick
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.references.textbook.alternatives import consistent
 from precaudit.references.textbook.closing import honest
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.references.textbook.pooled import Pool
+from precaudit.references.textbook.pooled import LogitsPool
 from precaudit.schema.limits import Limit, default_limits, quantile
 from precaudit.schema.metrics.logits import expected_kl, kl, log_softmax
-from precaudit.schema.metrics.residue import Noise, Sums, excesses, signed
+from precaudit.schema.metrics.residue import Noise, Sums, excesses, gain_and_mean
 from precaudit.schema.metrics.sizes import half_ulp
 from precaudit.schema.places import Place
 from precaudit.schema.policies import KEYS, WORDS, load_policy
@@ -51,7 +51,7 @@ f32 = jnp.float32
 def judged(folder, subject, given=None, points="all", phases="prefill,decode", steps=1):
     given = given or [Prompt(id="c0", prompt=TEXT), Prompt(id="c1", prompt="import os")]
     run = trace(
-        subject, folder / "run", given, Selection.parse(points=points, phases=phases), Options(steps, force=True)
+        subject, folder / "run", given, Selection.parse(points=points, phases=phases), TraceOptions(steps, force=True)
     )
     return gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
 
@@ -96,8 +96,8 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
 
     It does so in the program as it is written, not where narrow floats are moved as bits, which is what runs there.
     """
-    compiled = programs._compiled
-    monkeypatch.setattr(programs, "_compiled", lambda *given: compiled(*given[:-1], "cpu" if on_bits else ""))
+    compiled = programs._compile
+    monkeypatch.setattr(programs, "_compile", lambda *given: compiled(*given[:-1], "cpu" if on_bits else ""))
     path = next(t for t in TRAITS if t.name == "massive activations").make(tmp_path / "model")
     tokens = tuple(int(t) for t in np.random.default_rng(4096).integers(1, 250, 4096))
     select = Selection.parse(layers="0", points="q,k,v,logits", phases="prefill")
@@ -164,8 +164,8 @@ def test_a_fused_multiply_add_into_the_stream_passes(tmp_path):
 def test_truncation_is_toward_zero():
     a = np.array([[1.0] * 16 + [2.0**-24] * 16])
     b = np.ones((32, 1))
-    assert truncated(16, a, b)[0, 0] == 16.0
-    assert truncated(16, -a, b)[0, 0] == -16.0
+    assert truncated_product(16, a, b)[0, 0] == 16.0
+    assert truncated_product(16, -a, b)[0, 0] == -16.0
 
 
 # Traits of large models
@@ -193,7 +193,7 @@ def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
 def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_path, written):
     subject = load(str(written["scores beyond 1000"]), "bf16", None, "cpu")
     select = Selection.parse(points="q,k,v,attn_out", phases="prefill")
-    run = trace(subject, tmp_path / "run", prompts(512)[:1], select, Options(0))
+    run = trace(subject, tmp_path / "run", prompts(512)[:1], select, TraceOptions(0))
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     dear = [e for e in found.errors if e.costly is not None]
     assert {(e.point, e.costly) for e in dear} == {("attn_out", "scores")}
@@ -201,7 +201,7 @@ def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_pat
     assert any("rounding at scores costs up to" in note and "attn_out" in note for note in found.notes)
     assert gate(found).exit_code == 0
     subject = load("tiny", "bf16", None, "cpu")
-    run = trace(subject, tmp_path / "tame", [Prompt(id="c0", prompt=TEXT)], select, Options(0))
+    run = trace(subject, tmp_path / "tame", [Prompt(id="c0", prompt=TEXT)], select, TraceOptions(0))
     assert not any("price" in note for note in compare(run, options=CompareOptions(accum=())).notes)
 
 
@@ -233,7 +233,7 @@ def test_what_was_not_rounded_between_three_operations_passes(tmp_path):
     select = Selection.parse(
         points="resid_in,attn_proj,resid_mid,mlp_norm,mlp_act,mlp_out", layers="0", phases="prefill"
     )
-    run = trace(subject, tmp_path / "run", [Prompt(id="c0", prompt=TEXT)], select, Options(0))
+    run = trace(subject, tmp_path / "run", [Prompt(id="c0", prompt=TEXT)], select, TraceOptions(0))
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     elided = {e.point: next(iter(e.elided.values())) for e in found.errors if e.kind == "local" and e.elided}
     assert elided["mlp_out"] == ("mlp_act", "mlp_norm", "resid_mid")
@@ -246,10 +246,10 @@ def test_decode_from_a_narrow_cache_errs_more_and_ties_are_as_near(tmp_path):
     for name, settings in (("narrow", {"kv_cache": "float8_e5m2"}), ("wide", None)):
         subject = load("tiny", "bf16", settings, "cpu")
         run = trace(
-            subject, tmp_path / name, [Prompt(id="c0", prompt=TEXT)], Selection.parse(points="logits"), Options(2)
+            subject, tmp_path / name, [Prompt(id="c0", prompt=TEXT)], Selection.parse(points="logits"), TraceOptions(2)
         )
         compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
-        found = written_records.written(run)
+        found = written_records.read_compare_record(run)
         assert found is not None
         sigma[name] = float(found.sigma)
     assert sigma["narrow"] > 2 * sigma["wide"]
@@ -270,7 +270,7 @@ def test_every_value_of_every_key_passes_or_is_refused_or_unknown(tmp_path, key,
 
 def test_every_place_is_read_by_an_operation():
     """A place that is declared and read by nothing emulates nothing: in the forward pass, and in operations."""
-    from precaudit.models.configs import expected_tensors
+    from precaudit.models.configs import model_tensors
     from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
     from precaudit.models.numpy_decoder.model import Model
     from tests.helpers.paths import FIXTURES
@@ -287,8 +287,8 @@ def test_every_place_is_read_by_an_operation():
     rounding = Rounding(**{place: noting(place) for place in PLACES})
     for name in ("gemma2-caps", "llama-bias", "qwen3-moe-gqa", "granite-gqa"):
         subject = load(str(FIXTURES / name), device="cpu")
-        assert expected_tensors(subject.config)
-        model = Model(subject.config, subject.checkpoint.tensors.read)
+        assert model_tensors(subject.config)
+        model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
         wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
         for r in (rounding, replace(rounding, blocks=Blocks(4))):
             forward(model, [np.arange(1, 8)], [r], wanted, lambda *_: None, decoding=Decoding([4], [r]))
@@ -363,16 +363,16 @@ def test_expected_kl_is_kl_to_second_order():
 def test_what_is_kept_for_the_noise_of_kl_is_bounded(vocab, prompts, rows):
     """Eight rows a prompt, or as many as 256 MiB of float32 errors of eight draws hold; one at least."""
     config = replace_record(load("tiny", device="cpu").config, vocab=vocab)
-    pool = Pool(SimpleNamespace(distinct=range(prompts)), config, {}, {})
-    assert len(pool.sampled(50)) == rows
-    assert len(pool.sampled(0)) == 0
+    pool = LogitsPool(SimpleNamespace(distinct=range(prompts)), config, {}, {})
+    assert len(pool.sampled_rows(50)) == rows
+    assert len(pool.sampled_rows(0)) == 0
 
 
 def test_negative_noise_passes_nothing():
-    from precaudit.schema.limits.checks import over, units
+    from precaudit.schema.limits.checks import kl_over_noise, units
     from precaudit.schema.records.errors import Signed
 
-    assert not over(1.0, -1.0) <= 1e9
+    assert not kl_over_noise(1.0, -1.0) <= 1e9
     assert not units(Signed(value=1.0, noise=-1.0)) <= 1e9
 
 
@@ -397,12 +397,12 @@ def test_honest_noise_of_any_number_of_elements_stays_within(n):
     r = draw.standard_normal(shape)
     u = 2.0**-9 / 3**0.5
     left, *others = (u * r * draw.uniform(-1.0, 1.0, shape) * 3**0.5 for _ in range(4))
-    noise = Noise.pooled(others, r, 2.0**-9)
+    noise = Noise.pool(others, r, 2.0**-9)
     whole, worst, slices = excesses(Sums.of(left, noise, r), noise, np.arange(shape[0]), "TD")
     assert whole <= limits.tensor.at(1)
     for scope, (found, _) in worst.items():
         assert found <= getattr(limits, scope).at(slices[scope]), scope
-    tensor, _ = signed(Sums.of(left, noise, r), noise, False)
+    tensor, _ = gain_and_mean(Sums.of(left, noise, r), noise, False)
     for name in ("gain", "mean"):
         assert abs(tensor[name].value) <= getattr(limits, name).at(1) * tensor[name].noise * 3
 
@@ -412,8 +412,8 @@ def test_equal_tokens_round_alike_and_their_noise_adds_up():
     one = draw.standard_normal((1, 1, 64))
     r = np.repeat(one, 400, axis=0)
     errors = [np.repeat(1e-3 * draw.standard_normal((1, 1, 64)), 400, axis=0) for _ in range(4)]
-    noise = Noise.pooled(errors[1:], r, 2.0**-9)
-    tensor, _ = signed(Sums.of(errors[0], noise, r), noise, False)
+    noise = Noise.pool(errors[1:], r, 2.0**-9)
+    tensor, _ = gain_and_mean(Sums.of(errors[0], noise, r), noise, False)
     assert abs(tensor["gain"].value) < 4 * tensor["gain"].noise
 
 
@@ -457,7 +457,7 @@ def test_a_tie_inside_one_row_of_many_that_read_an_unrounded_input(turned, facto
     rounded, unrounded, candidate = ((x @ matrix)[:, None, :] for x in (bf16(inside), inside, other))
     candidate = bf16(candidate)
     candidate[0] *= factor
-    noise = Noise.pooled([bf16(rounded) - rounded] * 3, rounded, 2.0**-9)
+    noise = Noise.pool([bf16(rounded) - rounded] * 3, rounded, 2.0**-9)
     sizes = (np.abs(inside) @ np.abs(matrix))[:, None, :]
     least = np.spacing(np.abs(rounded).astype(np.float32)) * 2.0**15
     yard = Yardstick(
@@ -485,7 +485,7 @@ def test_the_noise_of_few_results_is_of_many_orders(few):
         exact = a @ b
         lanes = np.cumsum((a * b.T).astype(np.float32).reshape(2, 4), axis=1, dtype=np.float32)[:, -1]
         made = np.float64(lanes[0] + lanes[1]) - exact
-        noise = Noise.pooled([m.dot(a, b)[..., None] - exact[..., None] for m in members], exact[..., None], 2.0**-24)
+        noise = Noise.pool([m.dot(a, b)[..., None] - exact[..., None] for m in members], exact[..., None], 2.0**-24)
         largest = max(largest, excesses(Sums.of(made[..., None], noise, exact[..., None]), noise, [0], "HTS")[0])
     assert (largest < 3) == few, largest
 
@@ -494,7 +494,7 @@ def test_a_head_of_few_results_is_judged_by_many_orders():
     """One score a head of a decode step, and the 30 × 30 of a prefill."""
     model = open_checkpoint(str(FIXTURES / "llama-mha"))
     recorded = Recorded.of(open_run(FIXTURES.parents[1] / "traces" / "gpu" / "one-row-heads"))
-    policy, reader = load_policy("bf16-fp32-scores"), Model(model.config, model.tensors.read)
+    policy, reader = load_policy("bf16-fp32-scores"), Model(model.config, model.tensors.read_tensor)
     for prompt, phase, members in (("c3-alone", "decode", 12), ("c0-random", "prefill", 3)):
         place = Place(prompt, phase, 0, 1, "scores")
         operation = prepare(recorded, reader, place, parts(recorded, place)[0])

@@ -12,10 +12,10 @@ from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.decoder import Decoder
 from precaudit.models.jax_decoder.parts import attend, rope
-from precaudit.recording.tracing.programs import _compiled
+from precaudit.recording.tracing.programs import _compile
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -41,7 +41,7 @@ def handed(change):
 def recorded(folder, subject="tiny", parts=None, points="all", layers=None, prompts=None, policy="bf16"):
     given = prompts or [Prompt(id="p0", prompt=TEXT)]
     select = Selection.parse(layers=layers, points=points, phases="prefill,decode")
-    return trace(load(subject, policy, None, "cpu", parts), folder / "run", given, select, Options(1, force=True))
+    return trace(load(subject, policy, None, "cpu", parts), folder / "run", given, select, TraceOptions(1, force=True))
 
 
 def verdicts(folder, run):
@@ -76,7 +76,7 @@ def test_streams_of_two_prompts_exchanged_are_named_with_whose(tmp_path):
     texts = [Prompt(id=name, prompt=text) for name, text in zip("ab", (TEXT, TEXT[::-1]), strict=True)]
     with handed(lambda x: x[::-1]):
         select = Selection.parse(points="resid_in", phases="prefill")
-        run = trace(load("tiny", "bf16", None, "cpu"), tmp_path / "run", texts, select, Options(batch=2))
+        run = trace(load("tiny", "bf16", None, "cpu"), tmp_path / "run", texts, select, TraceOptions(batch=2))
         found = diagnose(run, select, CompareOptions(accum=(), cache=tmp_path / "refs"))
     first = found.findings[0]
     mate = {"a": "b", "b": "a"}[first.prompts[0]]
@@ -96,7 +96,7 @@ def test_the_first_stream_is_the_embedding_times_the_factor(tmp_path):
     with changed:
         run = recorded(tmp_path, str(FIXTURES / "gemma2-gqa"), prompts=tokens)
     assert ("state", 0, "resid_in") in {(v.kind, v.layer, v.point) for v in verdicts(tmp_path, run)}
-    _compiled.cache_clear()
+    _compile.cache_clear()
     for name in ("gemma2-gqa", "granite-gqa"):
         run = recorded(tmp_path, str(FIXTURES / name), prompts=tokens)
         assert not [v for v in verdicts(tmp_path, run) if v.kind == "state"], name

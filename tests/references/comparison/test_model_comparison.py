@@ -14,11 +14,11 @@ from precaudit.models.numpy_decoder.forward import Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.attribution import attribute, first_failing
 from precaudit.references.comparison import prefill_decode
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.references.textbook.local import not_emulated
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
@@ -305,7 +305,7 @@ def test_forward_noise_is_that_of_eight_draws(tmp_path):
     select = Selection.parse(points="resid_out", phases="prefill")
     trace(subject, tmp_path / "run", prompts, select, TraceOptions(force=True))
     e = next(x for x in errors(tmp_path / "run", "forward", accum=(), cache=tmp_path / "refs") if x.layer == 1)
-    model = Model(subject.config, subject.checkpoint.tensors.read)
+    model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
     base = replace(of_policy(subject.policy), dot=single_precision_dot)
     found = []
     wanted = Wanted({"resid_out"}, [1], [tokens[-1:] - 1])

@@ -18,15 +18,15 @@ from precaudit.models.jax_decoder.decoder import Decoder
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import as_format
-from precaudit.numbers.row_sums import factors, hashes_of, signs, sums_of
+from precaudit.numbers.row_sums import grid_factors, hashes_of, signs, sums_of
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.reports.headline import headline
-from precaudit.schema.coverage import judged_by_sums, summed
+from precaudit.schema.coverage import judged_by_sums, points_with_sums
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, support
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
@@ -44,7 +44,7 @@ FAULTY = 2
 
 def recorded(folder, points=None, parts=None, policy="bf16", batch=2, phases="prefill,decode", layers=None):
     select = Selection.parse(points=points, phases=phases, layers=layers)
-    options = Options(2, force=True, batch=batch, pad="left")
+    options = TraceOptions(2, force=True, batch=batch, pad="left")
     return trace(load("tiny", policy, None, "cpu", parts), folder / "run", PROMPTS, select, options)
 
 
@@ -116,7 +116,7 @@ def test_a_sum_errs_as_much_as_its_row():
 
 
 def test_signs_are_balanced_and_lanes_independent():
-    first, second = signs(factors(1, 4096))[:, 0]
+    first, second = signs(grid_factors(1, 4096))[:, 0]
     assert abs(first.sum()) < 4 * 64
     assert abs(second.sum()) < 4 * 64
     assert abs((first * second).sum()) < 4 * 64
@@ -303,7 +303,7 @@ def test_norms_that_read_a_stream_before_it_was_rounded_are_honest(tmp_path):
     text = Prompt(id="long", tokens=tuple(int(x) for x in np.random.default_rng(0).integers(1, 200, 400)))
     select = Selection.parse(phases="prefill")
     subject = load("tiny", "bf16", None, "cpu", replace(honest, norm=norm))
-    found = compared(tmp_path, trace(subject, tmp_path / "run", [text], select, Options(0)))
+    found = compared(tmp_path, trace(subject, tmp_path / "run", [text], select, TraceOptions(0)))
     limits = default_limits()
     sums = [e for e in found.errors if e.kind == "sums"]
     assert {e.point for e in sums} >= {"attn_norm", "mlp_out"}
@@ -319,7 +319,7 @@ def test_a_norm_with_weights_of_zero_tells_what_it_can(tmp_path):
     found = Recorded.of(run)
     entering = found.row_sums("p0", "prefill", 2, "resid_in")
     rows = found.rows("p0", "prefill", 2, "attn_norm")
-    model = Model(found.config, load("tiny", "fp32-highest", None, "cpu").checkpoint.tensors.read)
+    model = Model(found.config, load("tiny", "fp32-highest", None, "cpu").checkpoint.tensors.read_tensor)
     place, policy = Place("p0", "prefill", 0, 2, "attn_norm"), recorded_policy(run.record)
     whole = before_norm(found, model, policy, place, rows.positions)
     np.testing.assert_allclose(np.linalg.norm(whole.rows, axis=1), entering.sizes, rtol=1e-5)
@@ -398,7 +398,7 @@ def test_what_is_recorded_whole_has_no_sums():
     assert judged_by_sums(DEFAULT_POINTS, held, sparse=False) == judged
     routed = tuple("router" if p == "mlp_out" else p for p in judged)  # what experts make is not known
     assert judged_by_sums(DEFAULT_POINTS, held, sparse=True) == routed
-    assert "attn_out" not in summed(DEFAULT_POINTS, held, sparse=False)
+    assert "attn_out" not in points_with_sums(DEFAULT_POINTS, held, sparse=False)
     assert judged_by_sums(("logits",), ("final_norm",), sparse=False) == ("resid_mid", "resid_out", "final_norm")
 
 

@@ -7,10 +7,10 @@ from mpmath import mp, mpf
 from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.attribution import attribute
-from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.reports.summary import accumulation_sentence
 from precaudit.schema.prompts import shipped_prompts
 from precaudit.schema.selection import Selection
@@ -25,7 +25,7 @@ def audited(tmp_path_factory):
     prompts = [p for p in shipped_prompts() if p.id == "l1_source"]
     select = Selection.parse(layers=str(LAYER), points="q,k,v,attn_out", phases="prefill")
     trace(load("smollm2", device="cpu"), folder / "run", prompts, select, TraceOptions())
-    return compare(folder / "run", options=Options(cache=folder / "refs"))
+    return compare(folder / "run", options=CompareOptions(cache=folder / "refs"))
 
 
 def test_the_long_prompt_is_long(audited):
@@ -44,10 +44,10 @@ def test_one_element_of_attn_out_by_mpmath(audited):
     weights = [mp.exp(s - max(scores)) for s in scores]
     exact = sum(w * mpf(v[s, g, d]) for s, w in enumerate(weights)) / sum(weights)
     from precaudit.models.numpy_decoder.model import attention
-    from precaudit.models.numpy_decoder.operators import Rule
+    from precaudit.models.numpy_decoder.operators import AttentionRule
     from precaudit.models.numpy_decoder.rounding import FP64
 
-    ours = attention(q, k, v, np.arange(len(q)), Rule(q.shape[2] ** -0.5), FP64)
+    ours = attention(q, k, v, np.arange(len(q)), AttentionRule(q.shape[2] ** -0.5), FP64)
     assert abs(ours[t, h, d] - float(exact)) <= 1e-14 * np.abs(ours[t, h]).max()
     error = abs(out[t, h, d] - float(exact))
     row = next(e for e in audited.errors if e.kind == "local" and e.point == "attn_out")
@@ -75,7 +75,7 @@ def test_float32_is_within_5e5_of_fp64(tmp_path):
     trace(
         load("smollm2", "fp32-highest", device="cpu"), tmp_path / "run", prompts, select, TraceOptions(decode_steps=2)
     )
-    found = compare(tmp_path / "run", options=Options(cache=tmp_path / "refs", accum=()))
+    found = compare(tmp_path / "run", options=CompareOptions(cache=tmp_path / "refs", accum=()))
     for e in found.errors:
         if e.kind in ("forward", "local"):
             assert e.unknown is None or e.point == "final_norm", e  # its input, layer 29's resid_out, is there

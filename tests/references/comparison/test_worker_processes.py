@@ -11,11 +11,11 @@ from precaudit.models.checkpoints import safetensors_files
 from precaudit.numbers import threads
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison import shares
-from precaudit.references.comparison.compare import Options, compare
-from precaudit.references.comparison.selected import resolve
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.selected import resolve_selection
 from precaudit.references.textbook.reference import Textbook
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -39,8 +39,8 @@ def small(monkeypatch):
 @pytest.fixture
 def book(folder, tmp_path):
     recorded = Recorded.of(open_run(folder))
-    selected = resolve(recorded, None, ())
-    source = shares.weights_of(recorded.run, "tiny")
+    selected = resolve_selection(recorded, None, ())
+    source = shares.open_weights(recorded.run, "tiny")
     return Textbook.of(recorded, selected, source, tmp_path, lambda *_: None), selected
 
 
@@ -50,13 +50,13 @@ def lines(folder):
 
 def test_two_processes_write_what_one_does(folder, monkeypatch):
     monkeypatch.setattr(threads, "WORKERS", 2)
-    compare(folder, options=Options(fresh=True))
+    compare(folder, options=CompareOptions(fresh=True))
     one = lines(folder)
     started = []
     process = shares._process
     monkeypatch.setattr(shares, "_process", lambda share, arrived: started.append(share) or process(share, arrived))
     monkeypatch.setattr(shares, "MANY", 1)
-    compare(folder, options=Options(fresh=True))
+    compare(folder, options=CompareOptions(fresh=True))
     assert [s.selected.prompts for s in started] == [("p0", "p3"), ("p1", "p2")]
     assert lines(folder) == one
 
@@ -65,7 +65,7 @@ def test_two_processes_write_what_one_does(folder, monkeypatch):
 def test_without_weights_they_say_so_too(folder, tmp_path):
     (tmp_path / "refs").mkdir()
     recorded = Recorded.of(open_run(folder))
-    selected = resolve(recorded, None, ())
+    selected = resolve_selection(recorded, None, ())
     book = Textbook.of(recorded, selected, None, tmp_path, lambda *_: None)
     found = shares.layer_errors(book, selected, None, lambda *_: None)
     assert {e.unknown for e in found if e.point == "q"} == {"weights"}
@@ -75,20 +75,20 @@ def test_without_weights_they_say_so_too(folder, tmp_path):
 def test_few_or_large_tensors_and_one_prompt_start_none(folder, monkeypatch):
     monkeypatch.setattr(threads, "WORKERS", 4)
     recorded = Recorded.of(open_run(folder))
-    selected = resolve(recorded, None, ())
+    selected = resolve_selection(recorded, None, ())
     every = [selected.prompts]
-    assert shares.divided(recorded, selected) == every
+    assert shares.divide_prompts(recorded, selected) == every
     monkeypatch.setattr(shares, "MANY", 1)
-    assert shares.divided(recorded, selected) == [("p3",), ("p2",), ("p1",), ("p0",)]
-    one = resolve(recorded, Selection(prompts=("p1",)), ())
-    assert shares.divided(recorded, one) == [("p1",)]
+    assert shares.divide_prompts(recorded, selected) == [("p3",), ("p2",), ("p1",), ("p0",)]
+    one = resolve_selection(recorded, Selection(prompts=("p1",)), ())
+    assert shares.divide_prompts(recorded, one) == [("p1",)]
     monkeypatch.setattr(shares, "WEIGHTS", 16 * recorded.config.parameters // recorded.config.layers + 1)
-    assert shares.divided(recorded, selected) == [("p0", "p3"), ("p1", "p2")]
+    assert shares.divide_prompts(recorded, selected) == [("p0", "p3"), ("p1", "p2")]
     monkeypatch.setattr(shares, "MOST", 0.49)
-    assert shares.divided(recorded, selected) == every
+    assert shares.divide_prompts(recorded, selected) == every
     monkeypatch.setattr(shares, "MOST", 0.6)
     monkeypatch.setattr(threads, "INLINE", 100)
-    assert shares.divided(recorded, selected) == every
+    assert shares.divide_prompts(recorded, selected) == every
 
 
 @pytest.mark.usefixtures("small")

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from exams.mistakes import MISTAKES, placed
-from precaudit.diagnosis.advice import missing
+from precaudit.diagnosis.advice import widening_options
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.diagnosis.evidence.positions import by_position, described, shape, spans
-from precaudit.diagnosis.evidence.record import unrecognised, worst_inside
+from precaudit.diagnosis.evidence.positions import by_position, describe_positions, shape, spans
+from precaudit.diagnosis.evidence.record import describe_unrecognised, worst_inside
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.numbers.arrays import rounder
-from precaudit.references.comparison.compare import Options
+from precaudit.references.comparison.compare import CompareOptions
 from precaudit.references.mutations.attention import seeing
-from precaudit.references.mutations.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
+from precaudit.references.mutations.exponentials import POLYNOMIALS, by_bits, by_polynomial, replace_exponential
 from precaudit.references.mutations.fitting import minimise, shortest
-from precaudit.references.mutations.forms import constant, finished, made, plain
+from precaudit.references.mutations.forms import constant, evaluate_form, on_result, usual_form
 from precaudit.references.mutations.keys import unseen_key, valueless
 from precaudit.references.mutations.normalisation import without_weight
-from precaudit.references.mutations.replay import read_by, replay
-from precaudit.references.mutations.rotation import shifted
+from precaudit.references.mutations.replay import operands_of, replay
+from precaudit.references.mutations.rotation import shift_positions
 from precaudit.reports.diagnosis import details
-from precaudit.reports.judgement import message
+from precaudit.reports.judgement import verdict_message
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics._residue_kernel import left_over
 from precaudit.schema.records.errors import ErrorRecord, Signed, Unexplained, Worst
@@ -41,7 +41,9 @@ def made_by(operation, form, point, name="llama-gqa", policy="fp32-highest", lay
     o, model, rules = operation(name, point, policy, layer)
     r = of_policy(rules)
     return replay(
-        holding(o, made(form, read_by(o, model), r if places is None else replace(r, **places))), model, rules
+        holding(o, evaluate_form(form, operands_of(o, model), r if places is None else replace(r, **places))),
+        model,
+        rules,
     )
 
 
@@ -53,8 +55,8 @@ FITTED = {
     "epsilon 3e-05": (lambda _: constant(norm_eps=3e-5), "final_norm"),
     "RoPE base 20000": (lambda _: constant(rope_theta=20000.0), "q"),
     "RoPE base 7300": (lambda _: constant(rope_theta=7300.0), "k"),
-    "offset of positions 3": (lambda _: shifted(3), "q"),
-    "offset of positions -17": (lambda _: shifted(-17), "k"),
+    "offset of positions 3": (lambda _: shift_positions(3), "q"),
+    "offset of positions -17": (lambda _: shift_positions(-17), "k"),
     "keys seen past the row's own 2": (lambda _: seeing(2), "probs"),
     "window 11": (lambda _: constant(window=11), "attn_out"),
     "logit scale 1.01": (lambda _: constant(logit_scale=1.01), "logits"),
@@ -90,7 +92,7 @@ def zeroed(axis, index):
         out[(slice(None),) * axis + (index,)] = 0.0
         return out
 
-    return finished(change)
+    return on_result(change)
 
 
 def times(factor, axis, index):
@@ -99,7 +101,7 @@ def times(factor, axis, index):
         out[(slice(None),) * axis + (index,)] *= factor
         return out
 
-    return finished(change)
+    return on_result(change)
 
 
 PARTS = {
@@ -108,7 +110,7 @@ PARTS = {
     "tokens 4 to 9 × 0.5": (times(0.5, 0, slice(4, 10)), "attn_proj"),
     "channel 5 × 1.5": (times(1.5, 1, 5), "attn_norm"),
     "channels 3 to 6 zeroed": (zeroed(1, slice(3, 7)), "mlp_act"),
-    "× 1.1": (finished(lambda out: out * 1.1), "v"),
+    "× 1.1": (on_result(lambda out: out * 1.1), "v"),
     "key 0 left out": (unseen_key(0), "attn_out"),
     "key 2 left out": (unseen_key(2), "probs"),
     "key 1 value dropped": (valueless(1), "attn_out"),
@@ -126,7 +128,7 @@ def test_parts_that_are_zero_or_scaled_are_told_by_index_and_factor(operation, c
 
 def test_none_is_named_that_does_not_close(operation):
     """These were called sums in float32, softmax in float16 and the weights of another layer."""
-    wobble = finished(lambda out: out + 0.05 * np.sin(40 * out))
+    wobble = on_result(lambda out: out + 0.05 * np.sin(40 * out))
     for point in ("mlp_out", "attn_out", "attn_norm", "scores", "q", "logits"):
         for policy in ("fp32-highest", "bf16"):
             found = made_by(operation, wobble, point, policy=policy)
@@ -141,7 +143,7 @@ def test_a_weight_left_out_is_named(operation):
 
 @pytest.mark.parametrize("policy", ["fp32-highest"])
 def test_an_approximate_exponential_is_named(operation, policy):
-    narrow = made_by(operation, plain, "attn_out", policy=policy, places={"exponential": rounder("bfloat16")})
+    narrow = made_by(operation, usual_form, "attn_out", policy=policy, places={"exponential": rounder("bfloat16")})
     assert narrow.named.variant.name == "exponentials in bfloat16"
 
 
@@ -152,7 +154,7 @@ def test_approximations_of_exp_are_as_good_as_they_say():
         assert error < {"a minimax polynomial of degree 3": 1e-4}.get(name, 0.06), name
     assert np.abs(by_bits(0)(x) / np.exp(x) - 1).max() == pytest.approx(0.0615, abs=1e-3)  # Schraudolph 1999, §3
     e = np.exp(np.append(x, -np.inf))
-    assert approximated(np.exp)(e) == pytest.approx(e)
+    assert replace_exponential(np.exp)(e) == pytest.approx(e)
 
 
 def test_numbers_are_found_and_shortened():
@@ -165,14 +167,14 @@ def test_numbers_are_found_and_shortened():
 
 def test_an_operation_nobody_recognises_is_described(operation):
     found = made_by(operation, half_wobbled, "attn_out")
-    said = unrecognised(found, "THK", np.arange(len(found.left)))
+    said = describe_unrecognised(found, "THK", np.arange(len(found.left)))
     assert found.named is None
     assert "none of the variants tried reproduces it within the limits" in said
     assert "is in head 2" in said
     assert "100.00 %" not in said
 
 
-half_wobbled = finished(
+half_wobbled = on_result(
     lambda out: np.where(np.arange(out.shape[1])[:, None] == 2, out + 0.3 * np.abs(np.sin(40 * out)), out)
 )  # fmt: skip
 
@@ -183,10 +185,12 @@ def test_descriptions_tell_place_sign_and_size():
     at = np.arange(64) + 100
     left = np.zeros_like(made_)
     left[7] = 0.1 * made_[7]
-    assert described(left, made_, "TD", at).startswith("90 % of it is in token 107; values come out too large in size")
-    assert "it grows with the value" in described(0.1 * made_, made_, "TD", at)
-    assert "does not depend" in described(rng.normal(size=made_.shape), made_, "TD", at)
-    assert described(np.zeros_like(made_), made_, "TD", at) == ""
+    assert describe_positions(left, made_, "TD", at).startswith(
+        "90 % of it is in token 107; values come out too large in size"
+    )
+    assert "it grows with the value" in describe_positions(0.1 * made_, made_, "TD", at)
+    assert "does not depend" in describe_positions(rng.normal(size=made_.shape), made_, "TD", at)
+    assert describe_positions(np.zeros_like(made_), made_, "TD", at) == ""
 
 
 # What is said of a finding comes from that finding (reports).
@@ -201,7 +205,7 @@ def test_no_position_is_told_without_its_number():
 
 def test_the_worst_element_is_one_of_the_part_that_fails(operation):
     o, model, rules = operation("llama-gqa", "attn_out", "fp32-highest", 1)
-    values = made(plain, read_by(o, model), of_policy(rules)).copy()
+    values = evaluate_form(usual_form, operands_of(o, model), of_policy(rules)).copy()
     values[20, 0, 0] += 5.0
     values[11, 2, 3] += 1.0
     found = replay(holding(o, values), model, rules)
@@ -237,8 +241,8 @@ def test_a_gate_shows_no_element_of_another_channel():
     other = judged(worst, base | {"channel": {"excess": (1e4, 5), "max_diff": (1.0, 2)}})
     own = judged(worst, base | {"channel": {"excess": (1e4, 2), "max_diff": (1.0, 2)}})
     assert (other.scope, other.index) == ("channel", 5)
-    assert "worst element" not in message(other)
-    assert "worst element [4, 0, 2]" in message(own)
+    assert "worst element" not in verdict_message(other)
+    assert "worst element [4, 0, 2]" in verdict_message(own)
 
 
 def test_nothing_is_said_to_reproduce_what_none_does():
@@ -269,12 +273,12 @@ def test_advice_is_for_what_was_not_requested():
         prompts=("a",), layers=(3,), points=("v",), support=("attn_norm",), phases=("prefill", "decode"),
         positions=None, every_logit=False, decode_steps=1, batch=1, pad="right", tokens_from=None,
     )  # fmt: skip
-    assert missing(requested, 5, False) == "record more with --points all, --layers :"
+    assert widening_options(requested, 5, False) == "record more with --points all, --layers :"
     from precaudit.schema.graphs.decoder import POINTS
 
     every = msgspec.structs.replace(requested, points=tuple(POINTS))
-    assert missing(every, 5, False) == "record more with --layers :"
-    assert missing(msgspec.structs.replace(every, layers=(0, 1, 2, 3, 4)), 5, False) == (
+    assert widening_options(every, 5, False) == "record more with --layers :"
+    assert widening_options(msgspec.structs.replace(every, layers=(0, 1, 2, 3, 4)), 5, False) == (
         "every point of every layer was recorded already"
     )
 
@@ -284,7 +288,7 @@ def test_numbers_fitted_in_prefill_hold_in_decode(tmp_path):
     parts = next(m for m in MISTAKES if m.name == "one channel × 1.5").parts(2)
     with placed():
         record(tmp_path / "run", parts=parts, select=Selection.parse(points="attn_norm"))
-        found = diagnose(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+        found = diagnose(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert [(f.cause, f.point, f.layers) for f in found.findings] == [("channel 5 × 1.5", "attn_norm", (2,))]
     assert "the limit" in found.findings[0].fails
 

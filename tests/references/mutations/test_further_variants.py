@@ -7,8 +7,8 @@ from precaudit.diagnosis.evidence.caches import explain
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.numbers.arrays import cutter, rounder, widen
 from precaudit.numbers.formats import FORMATS
-from precaudit.references.mutations.forms import made, plain
-from precaudit.references.mutations.replay import read_by, replay
+from precaudit.references.mutations.forms import evaluate_form, usual_form
+from precaudit.references.mutations.replay import operands_of, replay
 from precaudit.references.mutations.stochastic import neighbours, stochastic_variants
 from precaudit.schema.metrics.rows import unseen
 from tests.helpers.recorded_operations import holding
@@ -77,8 +77,8 @@ def test_values_that_are_cut_are_told_by_their_bits(attention, bits):
 @pytest.mark.parametrize("point", ["attn_norm", "resid_mid", "q"])
 def test_random_rounding_is_named_and_rounding_to_nearest_is_not(operation, point):
     o, model, policy = operation("llama-gqa", point, "bf16", 1)
-    store = read_by(o, model).row.place
-    exact = made(plain, read_by(o, model), of_policy(policy).eliding((store,)))
+    store = operands_of(o, model).row.place
+    exact = evaluate_form(usual_form, operands_of(o, model), of_policy(policy).eliding((store,)))
     low, high = neighbours("bfloat16", exact)
     share = np.where(high > low, (exact - low) / np.where(high > low, high - low, 1), 0)
     random = np.where(DRAW.uniform(size=share.shape) < share, high, low)

@@ -11,7 +11,7 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.mutations.bench import Tried
 from precaudit.references.mutations.operands import single_weights
 from precaudit.references.mutations.parts import scaled_parts
-from precaudit.references.mutations.replay import _confirmed, read_by, replay
+from precaudit.references.mutations.replay import _confirm, operands_of, replay
 from precaudit.references.mutations.storing import to_bits
 from precaudit.references.mutations.variants import Variant, to_odd
 from precaudit.references.textbook.operations import parts, prepare
@@ -35,10 +35,10 @@ def answers(*explained, fitted=False):
 
 def test_a_cause_that_explains_no_more_than_the_announced_policy_is_none():
     """It closes by chance: the record is near its limit, and a few roundings fall otherwise."""
-    assert _confirmed(None, None, answers(0.6118, 0.6122)) is None
-    assert _confirmed(None, None, answers(0.6118, 0.6122, 0.99)).variant.name == "cause 1"
-    assert _confirmed(None, None, answers(0.0, 0.45, fitted=True)) is None
-    assert _confirmed(None, None, answers(0.0, 0.97, fitted=True)).variant.name == "cause 0"
+    assert _confirm(None, None, answers(0.6118, 0.6122)) is None
+    assert _confirm(None, None, answers(0.6118, 0.6122, 0.99)).variant.name == "cause 1"
+    assert _confirm(None, None, answers(0.0, 0.45, fitted=True)) is None
+    assert _confirm(None, None, answers(0.0, 0.97, fitted=True)).variant.name == "cause 0"
 
 
 def test_no_number_is_taken_from_values_that_are_all_nan(operation):
@@ -150,7 +150,7 @@ def layers(tmp_path):
     """Return an honest run of a fixture, and its model."""
     run = Recorded.of(fixture_run(tmp_path / "run", "llama-gqa", "fp32-highest", ALL))
     checkpoint = open_checkpoint(str(FIXTURES / "llama-gqa"))
-    return run, Model(checkpoint.config, checkpoint.tensors.read)
+    return run, Model(checkpoint.config, checkpoint.tensors.read_tensor)
 
 
 def test_a_norm_that_reads_another_tensor_is_told(layers, operation):
@@ -167,7 +167,7 @@ def test_a_norm_that_reads_another_tensor_is_told(layers, operation):
 
 def test_single_weights_are_looked_for_in_matrices_alone(operation):
     o, model, _ = operation("llama-gqa", "resid_mid", "fp32-highest", 1)
-    assert not list(single_weights(read_by(o, model), np.ones((len(o.positions), 1, model.config.width))))
+    assert not list(single_weights(operands_of(o, model), np.ones((len(o.positions), 1, model.config.width))))
 
 
 @pytest.mark.parametrize("shares", [True, False])

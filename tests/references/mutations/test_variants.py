@@ -12,10 +12,10 @@ from precaudit.models.jax_decoder.parts import attention_scores, masked_softmax
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
-from precaudit.recording.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.mutations.candidates import variants
-from precaudit.references.mutations.forms import made
-from precaudit.references.mutations.replay import read_by, replay
+from precaudit.references.mutations.forms import evaluate_form
+from precaudit.references.mutations.replay import operands_of, replay
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.prompts import Prompt
@@ -51,13 +51,13 @@ def before_rounding(run, o, model, policy):
 
 def named(o, model, policy, variant):
     """Return what diagnosis names where a variant made the recorded values."""
-    values = made(variant.form, read_by(o, model), variant.change(of_policy(policy)))
+    values = evaluate_form(variant.form, operands_of(o, model), variant.change(of_policy(policy)))
     return values, replay(holding(o, values), model, policy).named
 
 
 def alike(o, model, policy, variant, values):
     """Whether a variant makes these values too; float32 sums move a rounding now and then."""
-    first = made(variant.form, read_by(o, model), variant.change(of_policy(policy)))
+    first = evaluate_form(variant.form, operands_of(o, model), variant.change(of_policy(policy)))
     return (holding(o, first).part.values == holding(o, values).part.values).mean() >= 0.999
 
 
@@ -200,7 +200,7 @@ QUICKLY = {
 @pytest.mark.parametrize("policy", ["bf16", pytest.param("fp32-highest", marks=pytest.mark.slow)])
 def test_a_mistake_in_jax_is_the_variant_that_is_named(tmp_path, name, which, policy):
     subject, wanted = ROUNDS[which](load(str(FIXTURES / name), policy, device="cpu"))
-    options = Options(decode_steps=0, force=True)
+    options = TraceOptions(decode_steps=0, force=True)
     run = Recorded.of(trace(subject, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], ALL, options))
     config = open_checkpoint(str(FIXTURES / name)).config
     for point, cause in wanted.items():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from precaudit.judging.rules import judge
-from precaudit.recording.programs.tracing import trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.closing import SINGLE
-from precaudit.references.comparison.programs import compare
-from precaudit.references.traced.judged import closes, numbers
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.traced.judged import closes, local_numbers
 from precaudit.schema.limits import default_limits
-from precaudit.schema.metrics.axes import along, clusters, line_axes, plane_axes, worst_line, worst_slices
+from precaudit.schema.metrics.axes import clusters, largest_along, line_axes, plane_axes, worst_line, worst_slices
 from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.records.errors import ErrorRecord
 from tests.helpers.permuted_axes import SUITE, permuted
@@ -23,7 +23,7 @@ DRAW = np.random.default_rng(5)
 def verdicts(folder, program):
     """Return {place: status} of every record of a program."""
     with jax.numpy_dtype_promotion("standard"):
-        found = compare(trace(program, folder), program)
+        found = compare_program(trace_program(program, folder), program)
     return {(e.kind, e.step, e.layer, e.point): judge(e, default_limits()).status for e in found}
 
 
@@ -64,7 +64,7 @@ def test_numbers_of_slices_are_those_of_any_order_of_axes(order):
             return lie(x).reshape(-1, shape[-1])
 
         stored = rows(candidate).astype(jnp.bfloat16.dtype)
-        found = numbers(stored, rows(exact), {(): rows(made)}, [*map(rows, draws)], shape=shape)
+        found = local_numbers(stored, rows(exact), {(): rows(made)}, [*map(rows, draws)], shape=shape)
         return ErrorRecord(
             prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
             **found,
@@ -117,7 +117,7 @@ def test_lines_are_the_clusters_of_sums():
     np.testing.assert_allclose(plain, d.sum(0))
     by_column, by_row = (gains for gains, _ in clusters(d[..., None], r[..., None]))
     np.testing.assert_allclose(by_row, (d * r).sum(1))
-    size = along(r)
+    size = largest_along(r)
     np.testing.assert_allclose(size, np.maximum(*np.broadcast_arrays(
         np.sqrt((r**2).mean(0, keepdims=True)), np.sqrt((r**2).mean(1, keepdims=True)))))  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_a_product_that_cancels_may_be_off_by_its_terms():
     every = [exact + SINGLE * DRAW.uniform(-1, 1, (8, 8)) for _ in range(3)]
 
     def passes(**more):
-        found = numbers(stored, exact, {(): emulated}, every, **more)
+        found = local_numbers(stored, exact, {(): emulated}, every, **more)
         return closes(ErrorRecord(
             prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
             **found,

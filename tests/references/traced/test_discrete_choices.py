@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from precaudit import Program, gate
-from precaudit.diagnosis.programs import diagnose
-from precaudit.interpreters.jaxpr.emulate import emulated, exactly
+from precaudit.diagnosis.programs import diagnose_program
+from precaudit.interpreters.jaxpr.emulate import emulate_segments, exactly
 from precaudit.judging.rules import judge
-from precaudit.recording.programs.tracing import prepared, trace
-from precaudit.references.comparison.programs import compare
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
@@ -43,8 +44,8 @@ def mixture(p, x):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     program = Program(mixture, PARAMS, {"a": (X,)}, outputs="y")
-    opened = trace(program, tmp_path_factory.mktemp("mixed") / "run")
-    made = prepared(program)
+    opened = trace_program(program, tmp_path_factory.mktemp("mixed") / "run")
+    made = prepare_program(program)
     return program, made, opened, opened.tensors("a", 0, "taps")
 
 
@@ -117,7 +118,7 @@ def test_draws_and_fp64_go_on_with_the_recorded_choice(mixed, names):
     probs[7] = probs[7][::-1]  # another choice than was recorded
     product = next(n for n, x in taps.items() if x.shape == (TOKENS * CHOSEN, WIDTH))
     with jax.enable_x64(True):
-        for run in (exactly(made.call), *(emulated(made.call, how) for how in DRAWS)):
+        for run in (exactly(made.call), *(emulate_segments(made.call, how) for how in DRAWS)):
             found = run(taps | {by: probs}, PARAMS, X)[product]
             value = np.asarray(found[0] if isinstance(found, tuple) else found)
             np.testing.assert_allclose(value, taps[product].astype(np.float64), rtol=2e-2, atol=2e-2)
@@ -135,15 +136,15 @@ def turned(dtype):
 
 def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
     program = turned(jnp.bfloat16)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     (point,) = (p for p in opened.record.points if p.whole)
     assert (point.name, point.shape) == ("pos", (1, 300))
-    found = gate(compare(opened, program))
+    found = gate(compare_program(opened, program))
     (v,) = (v for v in found.verdicts if v.kind == "local" and v.status == "fail")
     held = np.asarray(opened.tensors("a", 0, "taps")["pos"], np.float64)
     assert (v.point, v.metric, v.value) == ("pos", "lost", np.count_nonzero(held != np.arange(300)))
     assert "whole numbers are held as others" in headline(found, "run").sentence
-    (told,) = diagnose(opened, program).findings
+    (told,) = diagnose_program(opened, program).findings
     assert (told.kind, told.cause, told.point) == ("format", "whole numbers in bfloat16", "pos")
     assert (
         f"{int(v.value)} of 300 whole numbers are held as others, by up to {np.abs(held - np.arange(300)).max():g}"
@@ -155,14 +156,65 @@ def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_positions_that_a_format_has_pass(dtype, tmp_path):
     program = turned(dtype)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     assert [p.whole for p in opened.record.points if p.name == "pos"] == ([True] if dtype == jnp.float16 else [])
-    assert gate(compare(opened, program)).exit_code == 0
+    assert gate(compare_program(opened, program)).exit_code == 0
+
+
+SPEED = 0.1 * np.ones(4, np.float32)
+
+
+def turned_by(count):
+    """Angles of the positions that an input makes."""
+    return lambda w, x: jnp.cos(count(x)[:, None].astype(jnp.float32) * w)
+
+
+ONES, POSITIONS = np.ones(300), np.arange(300)
+COUNTED = {
+    "a sum of ones": (lambda x: jnp.cumsum(x), ONES.astype(ml_dtypes.bfloat16), POSITIONS + 1),
+    "a sum of a mask": (lambda x: jnp.cumsum(x.astype(jnp.bfloat16)), ONES.astype(np.float32), POSITIONS + 1),
+    "positions of floats": (lambda x: x.astype(jnp.bfloat16), POSITIONS.astype(np.float32), POSITIONS),
+    "positions made in float32": (
+        lambda x: jnp.arange(len(x), dtype=jnp.float32).astype(jnp.bfloat16) + x.astype(jnp.bfloat16),
+        np.zeros(300, np.int32), POSITIONS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_whole_numbers_of_inputs_are_looked_at_whatever_holds_them(name, tmp_path):
+    count, given, exact = COUNTED[name]
+    program = Program(turned_by(count), SPEED, {"a": (jnp.asarray(given),)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    (point,) = (p for p in opened.record.points if p.whole)
+    held = np.asarray(opened.tensors("a", 0, "taps")[point.name], np.float64).reshape(-1)
+    found = gate(compare_program(opened, program))
+    (v,) = (v for v in found.verdicts if v.kind == "local" and v.status == "fail")
+    assert (v.metric, v.value) == ("lost", np.count_nonzero(held != exact))
+    assert found.exit_code == 1
+    (told,) = diagnose_program(opened, program).findings
+    assert "whole numbers are held as others" in told.says
+
+
+@pytest.mark.parametrize(
+    ("count", "given"),
+    [
+        (lambda x: jnp.cumsum(x), np.ones(300, np.float32)),
+        (lambda x: jnp.cumsum(x), np.ones(256).astype(ml_dtypes.bfloat16)),  # which it has
+        (lambda x: jnp.cumsum(x), np.linspace(0, 1, 300).astype(ml_dtypes.bfloat16)),
+        (lambda x: x.astype(jnp.bfloat16), np.zeros((300,), np.float32)),
+    ],
+)
+def test_what_is_held_or_no_whole_number_passes(count, given, tmp_path):
+    program = Program(turned_by(count), SPEED, {"a": (jnp.asarray(given),)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    assert not any(p.whole for p in opened.record.points)
+    assert gate(compare_program(opened, program)).exit_code == 0
 
 
 def points(call, *given):
-    return [(s.name, prepared(Program(call, (), {"a": given})).tags[s.name].whole) for s in
-            prepared(Program(call, (), {"a": given})).sites]  # fmt: skip
+    return [(s.name, prepare_program(Program(call, (), {"a": given})).tags[s.name].whole) for s in
+            prepare_program(Program(call, (), {"a": given})).sites]  # fmt: skip
 
 
 def test_what_is_no_count_is_no_whole_number():

@@ -5,17 +5,20 @@ import re
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from precaudit import Program
-from precaudit.diagnosis.evidence.held import told
+from precaudit.diagnosis.evidence.held import held_cause
 from precaudit.interpreters.jaxpr.multiplying import in_own_format
 from precaudit.judging.rules import judge
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.schema.limits import default_limits
+from precaudit.schema.records.errors import Narrow
 
 DRAW = np.random.default_rng(4)
 X, W = (jnp.asarray(DRAW.standard_normal(s), jnp.bfloat16) for s in ((1, 16, 8, 128), (8, 128, 64)))
@@ -41,7 +44,7 @@ def term_by_term(x, w):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     program = Program(experts, W, {"a": (X,)}, outputs="out")
-    opened = trace(program, tmp_path_factory.mktemp("experts") / "run")
+    opened = trace_program(program, tmp_path_factory.mktemp("experts") / "run")
     (point,) = (p for p in opened.record.points if p.primitive == "dot_general")
     taps = opened.tensors("a", 0, "taps")
     wide = [np.asarray(y).astype(np.float64) for y in (X, W)]
@@ -50,7 +53,7 @@ def recorded(tmp_path_factory):
         """Judge a product [B, S, E, D], laid out as the point is."""
         (order,) = {o for o in ((0, 1, 2, 3), (2, 3, 0, 1)) if tuple(made.shape[i] for i in o) == point.shape}
         given = taps | {point.name: made.transpose(order).astype(ml_dtypes.bfloat16)}
-        found = Emulations(prepared(program)).records(opened, "a", 0, given, (W, X))
+        found = Emulations(prepare_program(program)).records(opened, "a", 0, given, (W, X))
         return next(e for e in found if e.point == point.name)
 
     return records, wide, point
@@ -62,11 +65,13 @@ def test_a_product_summed_in_its_own_format_fails_and_says_so(recorded):
     assert not closes(e)
     assert e.summed == "bfloat16"
     assert judge(e, default_limits()).status == "fail"
-    cause = told(e, point)
+    cause = held_cause(e, point)
     assert cause.cause == "XLA sums this product in bfloat16"
     exact = np.einsum("bsef,efd->bsed", *wide)
     gain = np.linalg.norm(term_by_term(*wide) - exact) / np.linalg.norm(rounded(exact) - exact)
     assert float(re.search(r"× (\S+) less error", cause.says)[1]) == pytest.approx(gain, rel=0.02)
+    narrow = Narrow("sums in float16, fused", "sums are rounded to float16", 1e-3, 1e-4)  # what the textbook tells
+    assert held_cause(msgspec.structs.replace(e, narrow=narrow), point).cause == narrow.cause
 
 
 def test_an_honest_product_says_nothing(recorded):

@@ -15,13 +15,14 @@ from precaudit import Program, gate
 from precaudit.interpreters.jaxpr import primitives
 from precaudit.interpreters.jaxpr.opaque import KNOWN, without_opaque
 from precaudit.progress import silent
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import open_program_run
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.reference import Traced
-from precaudit.reports.program import sentences
+from precaudit.reports.program import program_sentences
 from precaudit.schema.places import Place
 
 DRAW = np.random.default_rng(11)
@@ -65,8 +66,8 @@ def again(middle, w, x):
 
 def judged(tmp_path, program):
     """Return {(kind, point): reasons} of a program's run, None where there are numbers."""
-    trace(program, tmp_path / "run")
-    errors = compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run")
+    errors = compare_program(tmp_path / "run", program)
     assert all((e.rel_l2 is None) == (e.unknown is not None) for e in errors)
     assert all(closes(e) for e in errors if e.kind == "local")
     found = {}
@@ -91,8 +92,9 @@ def test_what_it_makes_is_unknown_and_what_is_before_and_after_is_judged(tmp_pat
     for (why,) in unknown.values():
         assert why.startswith(f"{says} at ")
         assert f"({middle.__name__})" in why
-    said = next(sentences(open_program_run(tmp_path / "run"), compare(tmp_path / "run", program)))
-    assert said.startswith("3 of 4 segments made again from recorded inputs")
+    said = list(program_sentences(open_program_run(tmp_path / "run"), compare_program(tmp_path / "run", program)))
+    assert said[0].startswith("3 of 4 segments made again from recorded inputs")
+    assert "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME." in said
     judged_so = gate(tmp_path / "run")
     assert ({v.status for v in judged_so.verdicts}, judged_so.exit_code) == ({"unknown"}, 3)
 
@@ -106,16 +108,16 @@ def test_in_a_scan_no_layer_is_known_as_a_whole_and_the_others_are_alone(tmp_pat
 def test_layers_that_are_not_recorded_cut_nothing_off(tmp_path):
     """The second layer's input was made by the first, which is not in the run, in FP64 of what has no meaning there."""
     program = Program(partial(layers, kernel), W, {"a": (X,)})
-    trace(program, tmp_path / "run", layers=(1,))
-    found = compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run", layers=(1,))
+    found = compare_program(tmp_path / "run", program)
     assert {e.point for e in found if e.kind == "local" and e.unknown} == {"carried", "inner", "layers.out"}
     assert {e.point for e in found if e.kind == "local" and not e.unknown} == {"first"}
 
 
 def test_calls_that_go_on_with_it_are_unknown_from_the_second_on(tmp_path):
     program = Program(partial(again, bits), W, {"a": (X,)}, steps=1, advance=lambda _, out: (out[0],), outputs=None)
-    trace(program, tmp_path / "run")
-    found = compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run")
+    found = compare_program(tmp_path / "run", program)
     known = {(e.step, e.point) for e in found if e.kind == "forward" and e.unknown is None}
     assert known == {(0, "a"), (0, "next")}
     assert not [e for e in found if e.kind == "local" and e.unknown is not None]
@@ -123,8 +125,8 @@ def test_calls_that_go_on_with_it_are_unknown_from_the_second_on(tmp_path):
 
 def test_a_fault_beside_it_is_flagged(tmp_path):
     program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
-    made, opaque = without_opaque(prepared(program), W, X)
+    opened = trace_program(program, tmp_path / "run")
+    made, opaque = without_opaque(prepare_program(program), W, X)
     taps = opened.tensors("a", 0, "taps")
     for point in ("a", "c", "d"):
         off = (np.asarray(taps[point], np.float32) * 1.02).astype(ml_dtypes.bfloat16)
@@ -139,16 +141,16 @@ def test_beside_a_loop_without_taps_all_is_unknown_as_it_might_not_end(tmp_path)
         return lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: c / 2, jnp.abs(y).astype(jnp.float32))
 
     program = Program(call, W, {"a": (X,)}, outputs=None)
-    made = prepared(program)
+    made = prepare_program(program)
     assert without_opaque(made, W, X) == (made, KNOWN)
-    trace(program, tmp_path / "run")
-    errors = compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run")
+    errors = compare_program(tmp_path / "run", program)
     assert errors
     assert all("bits of a float" in e.unknown for e in errors)
 
 
 def test_a_program_without_it_is_left_as_it_is():
-    made = prepared(Program(partial(straight, jnp.tanh), W, {"a": (X,)}))
+    made = prepare_program(Program(partial(straight, jnp.tanh), W, {"a": (X,)}))
     assert without_opaque(made, W, X) == (made, KNOWN)
 
 
@@ -161,8 +163,8 @@ def test_of_inputs_read_unrounded_what_it_makes_is_read_as_recorded(tmp_path):
         return tap(gate.astype(jnp.float32) * up.astype(jnp.float32) * made.astype(jnp.float32), "act")
 
     program = Program(call, W, {"a": (X,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
-    seen, opaque = without_opaque(prepared(program), W, X)
+    opened = trace_program(program, tmp_path / "run")
+    seen, opaque = without_opaque(prepare_program(program), W, X)
     taps = opened.tensors("a", 0, "taps")
     gate, up = (X.astype(np.float64) @ W[i].astype(np.float64) for i in (0, 1))
     act = (gate * up * np.asarray(taps["made"], np.float64)).astype(np.float32)
@@ -174,8 +176,8 @@ def test_of_inputs_read_unrounded_what_it_makes_is_read_as_recorded(tmp_path):
 
 def test_of_the_whole_program_it_leaves_no_values(tmp_path):
     program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
-    reference = Traced(opened, program, prepared(program), silent, kept=True)
+    opened = trace_program(program, tmp_path / "run")
+    reference = Traced(opened, program, prepare_program(program), silent, kept=True)
     known = {p: reference.values(Place("a", "call", 0, None, p)) for p in ("a", "b", "c", "d")}
     assert {p for p, values in known.items() if values is None} == {"b", "c"}
     assert all(np.isfinite(values).all() for values in known.values() if values is not None)
@@ -202,8 +204,8 @@ def test_what_gives_a_key_leaves_all_unknown(tmp_path, monkeypatch):
         return tap(x @ w[0] + jax.random.normal(key, x.shape, x.dtype), "a")
 
     program = Program(call, W, {"a": (X,)}, outputs=None)
-    trace(program, tmp_path / "run")
-    errors = compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run")
+    errors = compare_program(tmp_path / "run", program)
     assert errors
     assert all(e.unknown and "random_wrap cannot be lifted" in e.unknown for e in errors)
 
@@ -216,8 +218,8 @@ def test_a_nan_that_it_gives_is_said(tmp_path):
         )
 
     program = Program(call, W, {"a": (X,)}, outputs=None)
-    trace(program, tmp_path / "run")
-    compare(tmp_path / "run", program)
+    trace_program(program, tmp_path / "run")
+    compare_program(tmp_path / "run", program)
     judged_so = gate(tmp_path / "run")
     assert [(v.status, v.value) for v in judged_so.verdicts if v.kind == "local"] == [("nonfinite", 16.0)]
     assert judged_so.exit_code == 1

@@ -11,12 +11,13 @@ from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.emulate import emulated, exactly, whole
+from precaudit.interpreters.jaxpr.emulate import emulate_program, emulate_segments, exactly
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run
-from precaudit.references.comparison.programs import compare
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.remade import Tapped
 from tests.helpers.selected import few
 
@@ -124,14 +125,14 @@ CASES = {
 def test_operations_that_decoders_lack_pass_and_what_is_altered_is_flagged(case, tmp_path):
     dtype, operations = CASES[case]
     made = program(jnp.dtype(dtype), operations)
-    opened = trace(made, tmp_path / "run")
-    found = compare(opened, made)
+    opened = trace_program(made, tmp_path / "run")
+    found = compare_program(opened, made)
     assert gate(opened.folder).counts == {"pass": len(found)}
     if dtype != "float32":
         narrow = {e.point for e in found if OWN_SUMS in (e.elided or {}).get("policy:equations", ())}
         assert len(narrow) >= (1 if operations is FEW else 3)
     results = [p.name for p in opened.record.points][-len(operations) :]
-    compare(altered(opened, *results), made)
+    compare_program(altered(opened, *results), made)
     judged = gate(opened.folder)
     assert {v.point for v in judged.verdicts if v.status == "fail"} >= set(results)
 
@@ -144,9 +145,9 @@ def test_what_reads_a_long_product_before_it_is_rounded_reads_nearly_what_was_re
 
     weights = values(32, 32, dtype=jnp.bfloat16, scale=0.2)
     made = Program(grown, weights, {"a": (values(128, 32, dtype=jnp.bfloat16),)})
-    opened = trace(made, tmp_path / "run")
+    opened = trace_program(made, tmp_path / "run")
     result = opened.record.points[-1].name
-    compare(altered(opened, result), made)
+    compare_program(altered(opened, result), made)
     failed = {(v.point, v.kind) for v in gate(opened.folder).verdicts if v.status == "fail"}
     assert (result, "local") in failed
 
@@ -160,7 +161,7 @@ def test_a_formula_of_the_platforms_own_is_drawn_as_it_is_there(function):
 
     with jax.enable_x64(True):
         like = {"y": np.zeros(256)}
-        drawn = np.asarray(emulated(tapped, Realisation(sums="single"))(like, x)["y"][0])
+        drawn = np.asarray(emulate_segments(tapped, Realisation(sums="single"))(like, x)["y"][0])
         exact = np.asarray(exactly(tapped)(like, x)["y"])
     stored = np.asarray(jax.jit(tapped)(x), np.float64)
     off = np.linalg.norm(stored - exact)
@@ -176,7 +177,7 @@ def test_a_reducer_of_two_operations_is_lifted_in_every_draw():
         return lax.reduce_window(x, jnp.asarray(0, x.dtype), lambda a, b: a + b * 2, (8, 1), (8, 1), "VALID")
 
     with jax.enable_x64(True):
-        run = jax.jit(whole(jax.make_jaxpr(call)(x), Realisation("converted", sums="single")))
+        run = jax.jit(emulate_program(jax.make_jaxpr(call)(x), Realisation("converted", sums="single")))
         (made,) = run(np.uint64(1), x)
     rows = np.asarray(x, np.float64).reshape(8, 8, 8)
     assert np.allclose(made, 2 * rows.sum(1), rtol=2.0**-7, atol=2.0**-7 * np.abs(rows).max())
@@ -200,8 +201,8 @@ def test_what_adds_up_in_a_narrow_format_is_made_as_the_machine_makes_it(name):
 
     with jax.enable_x64(True):
         shape = np.zeros(jax.eval_shape(tapped, x).shape)
-        own = emulated(tapped, Realisation(sums="own"))({"total": shape}, x)["total"][0]
-        once = emulated(tapped, Realisation())({"total": shape}, x)["total"][0]
+        own = emulate_segments(tapped, Realisation(sums="own"))({"total": shape}, x)["total"][0]
+        once = emulate_segments(tapped, Realisation())({"total": shape}, x)["total"][0]
     stored = np.asarray(jax.jit(tapped)(x), np.float64)
     assert np.array_equal(np.asarray(own), stored)
     assert not np.array_equal(np.asarray(once), stored) or name == "reduce"
@@ -224,8 +225,8 @@ def test_the_gradient_of_a_factor_is_summed_in_its_format_in_the_whole_program_t
     """The gradient of a broadcast adds 2,304 terms in the format of the values, percents off; the program says so."""
     factor = jnp.asarray(2, jnp.float32 if call is converted else dtype)
     made = Program(call, factor, {"a": (values(48, 48, dtype=dtype),)}, outputs="slope")
-    opened = trace(made, tmp_path / "run")
-    found = compare(opened, made)
+    opened = trace_program(made, tmp_path / "run")
+    found = compare_program(opened, made)
     assert max(float(e.rel_l2) for e in found if e.kind == "forward") > 2e-3
     assert gate(opened.folder).counts == {"pass": len(found)}
 
@@ -240,9 +241,9 @@ def test_a_convolution_in_another_order_is_the_same_one(sums, groups):
 
     with jax.enable_x64(True):
         like = {"y": np.zeros((2, 8, 20))}
-        made = emulated(tapped, Realisation(seed=3, sums=sums))(like, x)["y"][0]
+        made = emulate_segments(tapped, Realisation(seed=3, sums=sums))(like, x)["y"][0]
         exact = exactly(tapped)(like, x)["y"]
-        plain = emulated(tapped, Realisation(seed=3, sums="single"))(like, x)["y"][0]
+        plain = emulate_segments(tapped, Realisation(seed=3, sums="single"))(like, x)["y"][0]
     off = np.abs(np.asarray(made) - np.asarray(exact)) / np.abs(exact).max()
     assert 0 < off.max() < 1e-6
     assert np.array_equal(made, plain) is (sums == "single")
@@ -255,7 +256,7 @@ def test_whole_numbers_stay_whole_in_every_realisation():
         return checkpoint_name(jnp.round(x).astype(jnp.int8).astype(jnp.float32), "y")
 
     with jax.enable_x64(True):
-        made = emulated(tapped, Realisation(seed=1, sums="single"))({"y": np.zeros(64)}, x)["y"][1]
+        made = emulate_segments(tapped, Realisation(seed=1, sums="single"))({"y": np.zeros(64)}, x)["y"][1]
     assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
 
 
@@ -271,11 +272,11 @@ def test_a_rounding_that_is_meant_is_made_again(dtype, tmp_path):
     made = Program(
         call, values(WIDTH, WIDTH, dtype=dtype), {"a": (values(ROWS, WIDTH, dtype=dtype),)}, outputs=("few", "brief")
     )
-    opened = trace(made, tmp_path / "run")
-    found = compare(opened, made)
+    opened = trace_program(made, tmp_path / "run")
+    found = compare_program(opened, made)
     assert gate(opened.folder).counts == {"pass": len(found)}
     result = opened.record.points[-1].name
-    compare(altered(opened, result), made)
+    compare_program(altered(opened, result), made)
     assert result in {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
 
 
@@ -286,7 +287,7 @@ def test_a_rounding_that_is_meant_is_drawn_on_other_grids():
     def drawn(seed):
         tapped = lambda x: checkpoint_name(lax.reduce_precision(x, 8, 4), "y")  # noqa: E731
         with jax.enable_x64(True):
-            return np.asarray(emulated(tapped, Realisation(seed=seed))({"y": np.zeros(64)}, x)["y"][1])
+            return np.asarray(emulate_segments(tapped, Realisation(seed=seed))({"y": np.zeros(64)}, x)["y"][1])
 
     made = [drawn(seed) for seed in range(3)]
     assert made[0].tolist() == np.asarray(lax.reduce_precision(x, 8, 4), np.float64).tolist()
@@ -306,7 +307,7 @@ def test_integers_are_no_floats_in_any_realisation(how):
 
     x, i = values(5, 5), jnp.arange(20, dtype=jnp.int32)
     with jax.enable_x64(True):
-        made = jax.jit(emulated(call, how))({"picked": np.zeros(20, np.float32)}, x, i)
+        made = jax.jit(emulate_segments(call, how))({"picked": np.zeros(20, np.float32)}, x, i)
     np.testing.assert_allclose(made["picked"][0], call(x, i)[0], rtol=1e-6)
 
 
@@ -318,7 +319,7 @@ def test_float8_is_rounded_whatever_a_compiler_leaves_out(unrounded):
         return checkpoint_name(x.astype(jnp.float8_e4m3fn).astype(jnp.float32), "y")
 
     with jax.enable_x64(True):
-        made = emulated(tapped, Realisation(unrounded))({"y": np.zeros(64)}, x)["y"][0]
+        made = emulate_segments(tapped, Realisation(unrounded))({"y": np.zeros(64)}, x)["y"][0]
     assert np.array_equal(made, np.asarray(x.astype(jnp.float8_e4m3fn), np.float64))
 
 
@@ -329,8 +330,8 @@ def test_float8_is_read_as_recorded(tmp_path):
         return checkpoint_name(x.astype(jnp.float8_e4m3fn), "narrow").astype(jnp.float32) @ p
 
     made = Program(call, values(8, 8), {"a": (values(4, 8),)})
-    opened = trace(made, tmp_path / "run")
-    assert Tapped(prepared(made), None).narrow(opened.tensors("a", 0, "taps")) == []
+    opened = trace_program(made, tmp_path / "run")
+    assert Tapped(prepare_program(made), None).narrow(opened.tensors("a", 0, "taps")) == []
 
 
 def test_a_product_of_complex_numbers_rounds_its_parts_products():
@@ -342,7 +343,7 @@ def test_a_product_of_complex_numbers_rounds_its_parts_products():
         return checkpoint_name((x * y).real, "y")
 
     with jax.enable_x64(True):
-        made = emulated(tapped, Realisation())({"y": np.zeros(())}, x, y)["y"][0]
+        made = emulate_segments(tapped, Realisation())({"y": np.zeros(())}, x, y)["y"][0]
     assert float(made) == float(np.float32(x.real * y.real) - np.float32(x.imag * y.imag))
 
 
@@ -362,10 +363,10 @@ def test_arrays_of_64_bits_are_those_that_the_program_reads(tmp_path):
     assert [x.dtype.name for x in made.cases["a"]] == ["int32", "float32"]
     before = made.inputs({"0": ids, "1": np.ones(8)})  # as runs of before hold them
     assert [x.dtype.name for x in before] == ["int32", "float32"]
-    opened = trace(made, tmp_path / "run")
+    opened = trace_program(made, tmp_path / "run")
     inputs = opened.tensors("a", 1, "inputs")
     assert [inputs[i].dtype.name for i in "01"] == ["int32", "float32"]
-    found = compare(opened, made)
+    found = compare_program(opened, made)
     assert gate(opened.folder).counts == {"pass": len(found)}
     operand = next(e for e in found if e.kind == "local")
     exact = np.tanh(np.float64(made.params)[ids] * np.float64(made.cases["a"][1]))
@@ -396,15 +397,15 @@ def narrow_square(_p, v):
 def test_what_is_rounded_on_purpose_or_holds_nothing_is_judged_by_what_is_declared(call, dtype, tmp_path):
     weights = values(WIDTH, WIDTH, dtype=dtype, scale=0.25)
     made = Program(call, weights, {"a": (values(ROWS, WIDTH, dtype=dtype),)})
-    opened = trace(made, tmp_path / "run")
-    found = compare(opened, made)
+    opened = trace_program(made, tmp_path / "run")
+    found = compare_program(opened, made)
     assert gate(opened.folder).counts == {"pass": len(found)}
 
 
 def test_a_tap_of_an_array_without_elements_is_refused_by_name(tmp_path):
     made = Program(lambda p, v: checkpoint_name(v[:0], "none_left") @ p, values(8, 8), {"a": (values(4, 8),)})
     with pytest.raises(UserError, match="the tap 'none_left' is of an array without elements"):
-        trace(made, tmp_path / "run")
+        trace_program(made, tmp_path / "run")
 
 
 QUOTIENTS = {
@@ -434,7 +435,7 @@ def test_quotients_are_those_of_the_machine(dtype):
 
         stored = np.asarray(jax.jit(tapped)(x, y, z), np.float64)
         with jax.enable_x64(True):
-            made = emulated(tapped, Realisation())({"y": np.zeros((32, 32))}, x, y, z)["y"][0]
+            made = emulate_segments(tapped, Realisation())({"y": np.zeros((32, 32))}, x, y, z)["y"][0]
         return int(np.sum(np.asarray(made) != stored))
 
     assert {k: apart(f) for k, f in QUOTIENTS.items()} == dict.fromkeys(QUOTIENTS, 0)
@@ -448,5 +449,5 @@ def test_a_program_that_traces_and_does_not_run_is_said_with_its_line(tmp_path):
 
     made = Program(call, values(8, 8, dtype=jnp.float16), {"a": (values(4, 8, dtype=jnp.float16),)})
     with pytest.raises(UserError, match=r"a, call 0: the program does not run: ValueError: .*F16_F16_F32") as said:
-        trace(made, tmp_path / "run")
+        trace_program(made, tmp_path / "run")
     assert "test_program_operations.py:" in str(said.value)

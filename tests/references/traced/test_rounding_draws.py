@@ -8,15 +8,16 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit import Program
-from precaudit.interpreters.jaxpr.emulate import emulated
+from precaudit.interpreters.jaxpr.emulate import emulate_segments
 from precaudit.interpreters.jaxpr.realisations import Realisation
-from precaudit.interpreters.jaxpr.subnormals import SMALLEST, device_flushes, flushed
+from precaudit.interpreters.jaxpr.subnormals import SMALLEST, device_flushes, flush_subnormals
 from precaudit.judging.rules import judge
 from precaudit.numbers.formats import FORMATS
-from precaudit.recording.programs.tracing import prepared, trace
-from precaudit.references.comparison.programs import compare
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced import judged
-from precaudit.references.traced.judged import closes, numbers
+from precaudit.references.traced.judged import closes, local_numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.schema.limits import default_limits
@@ -44,7 +45,7 @@ def test_a_draw_leaves_alone_what_its_format_holds(dtype):
     exact = {name: np.asarray(y, np.float64) for name, y in given.items()}
     with jax.enable_x64(True):
         for how in DRAWS:
-            made = emulated(tapped, how)(given, x)
+            made = emulate_segments(tapped, how)(given, x)
             for name, y in exact.items():
                 np.testing.assert_array_equal(np.asarray(made[name][0], np.float64), y)
 
@@ -56,7 +57,7 @@ def test_a_draw_moves_what_is_rounded():
     x = jnp.asarray(np.random.default_rng(0).standard_normal(1000), jnp.float32)
     exact = np.asarray(x, np.float64) ** 2
     with jax.enable_x64(True):
-        apart = [np.asarray(emulated(call, how)({"square": x}, x)["square"][0]) / exact - 1 for how in DRAWS]
+        apart = [np.asarray(emulate_segments(call, how)({"square": x}, x)["square"][0]) / exact - 1 for how in DRAWS]
     for each in apart:
         assert 0.2 * 2.0**-24 < np.sqrt(np.mean(each**2)) < 2.0**-24
 
@@ -65,8 +66,8 @@ def test_a_draw_moves_what_is_rounded():
 def masked(request, tmp_path_factory):
     with jax.numpy_dtype_promotion("standard"):
         program = case(request.param)
-        opened = trace(program, tmp_path_factory.mktemp("masked") / "run")
-        return program, Emulations(prepared(program)), opened
+        opened = trace_program(program, tmp_path_factory.mktemp("masked") / "run")
+        return program, Emulations(prepare_program(program)), opened
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.02, False)])
@@ -90,8 +91,8 @@ def test_a_device_that_flushes_is_asked_once():
 
 def test_flushed_values_are_those_below_the_smallest_normal_number():
     x = np.array([SMALLEST, 0.99 * SMALLEST, -1e-40, 1.0])
-    np.testing.assert_array_equal(flushed(jnp.asarray(x), np.float32), [SMALLEST, 0, 0, 1])
-    np.testing.assert_array_equal(flushed(jnp.asarray(x), np.float16), jnp.asarray(x))
+    np.testing.assert_array_equal(flush_subnormals(jnp.asarray(x), np.float32), [SMALLEST, 0, 0, 1])
+    np.testing.assert_array_equal(flush_subnormals(jnp.asarray(x), np.float16), jnp.asarray(x))
 
 
 @pytest.mark.skipif(not device_flushes(), reason="this device keeps subnormals")
@@ -105,7 +106,7 @@ def test_an_emulation_flushes_as_the_device_does():
     x = jnp.asarray([3e-39, 2e-38, 1.5, 1e-44], jnp.float32)
     device = {name: np.asarray(y, np.float64) for name, y in jax.jit(call)(x).items()}
     with jax.enable_x64(True):
-        made = emulated(call, Realisation(flush=True))(dict.fromkeys(device, x), x)
+        made = emulate_segments(call, Realisation(flush=True))(dict.fromkeys(device, x), x)
     for name, y in device.items():
         lost = SMALLEST if name == "moved" else 0.0
         np.testing.assert_allclose(np.asarray(made[name][0]), y, rtol=0, atol=lost, err_msg=name)
@@ -116,10 +117,10 @@ def test_columns_of_underflowed_probabilities_pass(name, tmp_path):
     """exp(z − lse) underflows to 0 where FP64 has 5e-40."""
     with jax.numpy_dtype_promotion("standard"):
         program = case(name)
-        opened = trace(program, tmp_path / "run")
+        opened = trace_program(program, tmp_path / "run")
         assert opened.record.flushes is device_flushes()
         taps = opened.tensors("a", 0, "taps")
-        emulations = Emulations(prepared(program), flush=device_flushes())
+        emulations = Emulations(prepare_program(program), flush=device_flushes())
         found = emulations.records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
     assert all(closes(e) for e in found)
 
@@ -128,15 +129,15 @@ def test_a_program_of_small_numbers_that_is_off_fails(tmp_path):
     """What no device flushes is judged as ever."""
     x = np.random.default_rng(1).uniform(1, 2, (8, 16)).astype(np.float32) * np.float32(1e-36)
     program = Program(lambda w, x: x * w, jnp.float32(0.7), {"a": (x,)}, outputs="y")
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     (name,) = (p.name for p in opened.record.points)
     taps = opened.tensors("a", 0, "taps")
-    emulations = Emulations(prepared(program), flush=device_flushes())
+    emulations = Emulations(prepare_program(program), flush=device_flushes())
     args = (program.params, *program.cases["a"])
     assert all(closes(e) for e in emulations.records(opened, "a", 0, taps, args))
     off = taps | {name: taps[name] * np.float32(1.0001)}
     assert not any(closes(e) for e in emulations.records(opened, "a", 0, off, args))
-    assert {judge(e, default_limits()).status for e in compare(opened, program)} == {"pass"}
+    assert {judge(e, default_limits()).status for e in compare_program(opened, program)} == {"pass"}
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 8.0), ("float32", 100.0)])
@@ -152,13 +153,13 @@ def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, 
     turned = exact.copy()
     turned[3] += times * most * least / 8.0  # 64 elements
     draws = [near, turned, exact * (1 + u / 3**0.5)]
-    found = numbers(stored, exact, {(): near}, draws)
+    found = local_numbers(stored, exact, {(): near}, draws)
     assert found.get("unsteady", 0) == (times > 1)
     fault = near.copy()
     fault[3] += times * most * least / 8.0
     e = ErrorRecord(
         prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
-        **numbers(fault.astype(stored.dtype), exact, {(): near}, draws),
+        **local_numbers(fault.astype(stored.dtype), exact, {(): near}, draws),
     )  # fmt: skip
     assert times < 1 or not closes(e)
 
@@ -178,7 +179,7 @@ def test_honest_draws_are_as_far_off_as_the_emulation(tmp_path, monkeypatch):
     monkeypatch.setattr(judged, "_steady", seen)
     for name, make in SUITE.items():
         with jax.numpy_dtype_promotion("standard"):
-            compare(trace(make(), tmp_path / name.replace(":", "-")), make())
+            compare_program(trace_program(make(), tmp_path / name.replace(":", "-")), make())
     narrow, single = max(sizes[False]), max(sizes[True])
     assert 1 < narrow < judged.MOST_NARROW / 4
     assert 5 < single < judged.MOST_SINGLE / 2

@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.traced import remade
 from precaudit.references.traced.judged import closes
@@ -17,7 +18,7 @@ from precaudit.references.traced.unrounded import Unrounded
 
 DRAW = np.random.default_rng(5)
 LAYERS = [0, 1, 2]
-TRIES = ("all_inputs", "other_ways", "some_inputs", "made_as", "moved", "redrawn")
+TRIES = ("all_inputs", "other_ways", "some_inputs", "made_as", "differences", "redrawn")
 
 
 def bf16(x):
@@ -42,7 +43,7 @@ def recorded(tmp_path_factory):
     """
     w, x = bf16(DRAW.standard_normal((2, 3, 32, 32))), bf16(DRAW.standard_normal((3, 40, 32)))
     program = Program(lambda w, x: lax.scan(layer, 0, ((w[0], w[1]), x))[1], w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path_factory.mktemp("ways") / "run")
+    opened = trace_program(program, tmp_path_factory.mktemp("ways") / "run")
     taps = opened.tensors("a", 0, "taps")
     up = np.asarray(taps["up"], np.float64)
     wide_gate, wide_up = (x.astype(np.float64) @ y.astype(np.float64) for y in w)
@@ -65,8 +66,10 @@ def searched(recorded, monkeypatch):
         for name in TRIES:
             monkeypatch.setattr(Unrounded, name, noting(getattr(Unrounded, name), tried))
         monkeypatch.setattr(remade, "small", lambda _: small)
-        monkeypatch.setattr(remade, "steps_of", lambda *_: [])  # layers as one scan, not step by step
-        found = Emulations(prepared(program)).records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
+        monkeypatch.setattr(remade, "scan_steps", lambda *_: [])  # layers as one scan, not step by step
+        found = Emulations(prepare_program(program)).records(
+            opened, "a", 0, taps, (program.params, *program.cases["a"])
+        )
         return {name: [e for e in found if e.point == name] for name in taps}, tried
 
     return search
@@ -102,7 +105,7 @@ def test_what_is_open_of_a_small_program_is_tried_in_all_layers_and_what_closes_
     for (name, asked), closed in zip(tried, ("both", "inside", "half", None, None), strict=True):
         assert asked == left, name
         left.pop(closed, None)
-    assert [name for name, _ in tried] == ["all_inputs", "other_ways", "some_inputs", "moved", "redrawn"]
+    assert [name for name, _ in tried] == ["all_inputs", "other_ways", "some_inputs", "differences", "redrawn"]
 
 
 def test_one_layer_is_tried_first_and_what_closes_it_of_the_others(searched):

@@ -11,8 +11,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.interpreters.jaxpr.reads import reads
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.traced import remade, search, unrounded
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
@@ -86,7 +87,7 @@ def gated(tmp_path_factory):
         return act, tap((more * gate).astype(jnp.bfloat16), "end")
 
     program = Program(call, (w1, w2), {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path_factory.mktemp("gated") / "run")
+    opened = trace_program(program, tmp_path_factory.mktemp("gated") / "run")
     taps = opened.tensors("a", 0, "taps")
     wide = [np.asarray(y, np.float64) for y in (x, w1)]
     act = (wide[0] @ wide[1]) * np.asarray(taps["up"], np.float64)
@@ -96,7 +97,7 @@ def gated(tmp_path_factory):
 def records(gated, monkeypatch, small):
     program, opened, taps = gated
     monkeypatch.setattr(remade, "small", lambda _: small)
-    emulations = Emulations(prepared(program))
+    emulations = Emulations(prepare_program(program))
     return emulations.records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
 
 
@@ -120,12 +121,12 @@ def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path, monkeypatch, sm
 
     monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: lax.scan(layer, 0, (*w, x))[1], (w1, w2), {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
     gate = x.astype(np.float64) @ w1.astype(np.float64)
     act = (gate * np.asarray(taps["up"], np.float64)).astype(np.float32)
     given = taps | {"act": act.reshape(taps["act"].shape)}
-    found = Emulations(prepared(program)).records(opened, "a", 0, given, (program.params, x))
+    found = Emulations(prepare_program(program)).records(opened, "a", 0, given, (program.params, x))
     acts = {e.layer: e for e in found if e.point == "act"}
     assert sorted(acts) == [0, 1, 2]
     assert all(closes(e) and "some inputs" in e.elided["policy:equations"] for e in acts.values())
@@ -143,12 +144,12 @@ def test_a_layer_that_is_left_open_is_made_again_alone(tmp_path, monkeypatch, sm
 
     monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: lax.scan(layer, x, w)[0], w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
     wide = {name: np.asarray(values, np.float64) for name, values in taps.items()}
     act = (wide["gate"] * wide["up"]).astype(np.float32)
     act[1] = ((wide["out"][0] @ w[1, 0].astype(np.float64)) * wide["up"][1]).astype(np.float32)
-    found = Emulations(prepared(program)).records(opened, "a", 0, taps | {"act": act}, (program.params, x))
+    found = Emulations(prepare_program(program)).records(opened, "a", 0, taps | {"act": act}, (program.params, x))
     acts = {e.layer: e for e in found if e.point == "act"}
     assert all(closes(e) for e in acts.values())
     assert ["some inputs" in (e.elided or {}).get("policy:equations", ()) for _, e in sorted(acts.items())] == [
@@ -170,9 +171,9 @@ def test_what_closes_one_layer_is_tried_of_the_others_first(tmp_path, monkeypatc
 
     monkeypatch.setattr(remade, "small", lambda _: False)
     if not stepped:
-        monkeypatch.setattr(remade, "steps_of", lambda *_: [])
+        monkeypatch.setattr(remade, "scan_steps", lambda *_: [])
     program = Program(lambda w, x: lax.scan(layer, 0, (w, x))[1], w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
     gate, up = (np.asarray(taps[name], np.float64) for name in ("gate", "up"))
     wide_gate, wide_up = (x.astype(np.float64) @ w[:, i].astype(np.float64) for i in (0, 1))
@@ -187,7 +188,7 @@ def test_what_closes_one_layer_is_tried_of_the_others_first(tmp_path, monkeypatc
         return some(self, left, *args)
 
     monkeypatch.setattr(remade.Remade, "some", counted)
-    found = Emulations(prepared(program)).records(
+    found = Emulations(prepare_program(program)).records(
         opened, "a", 0, taps | {"act": act.astype(np.float32)}, (program.params, x)
     )
     acts = [e for e in found if e.point == "act"]
@@ -224,12 +225,12 @@ def test_noise_is_drawn_of_what_the_least_does_not_close_and_changes_no_verdict(
         return long, tap(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16), "narrow")
 
     def verdicts():
-        found = Emulations(prepared(program)).records(opened, "a", 0, taps, (program.params, x))
+        found = Emulations(prepare_program(program)).records(opened, "a", 0, taps, (program.params, x))
         return {e.point: e for e in found}
 
     monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(call, w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
     asked = []
     drawn = Unrounded.drawn

@@ -8,16 +8,17 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced import judged, remade, undrawn
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.schema.metrics.residue import Noise, finite
-from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm
-from precaudit.schema.records.base import number
+from precaudit.schema.metrics.sizes import canonical, explained_share, half_ulp, norm
+from precaudit.schema.records.base import json_number
 
 DRAW = np.random.default_rng(11)
 TYPES = ["bfloat16", "float16", "float8_e4m3fn", "float32"]  # that of 8 bits has no infinities
@@ -58,7 +59,7 @@ def test_one_pass_gives_the_yardsticks_numbers(monkeypatch, dtype, special, bloc
     narrow = dtype != "float32"
     honest = {("second",): made[1], (): made[0], ("again",): made[0].copy()}
     given = {name: upper(x) if narrow else x for name, x in honest.items()}
-    found = undrawn.undrawn(stored, exact, given)
+    found = undrawn.undrawn_numbers(stored, exact, given)
     u = FORMATS[dtype].unit_roundoff
     candidate, reference, emulated = (canonical(x, "TD") for x in (stored, exact, made[0]))
     shown, zeros = finite(reference), np.zeros(reference.shape)
@@ -86,7 +87,7 @@ def test_one_pass_gives_the_yardsticks_numbers(monkeypatch, dtype, special, bloc
             same(found["scopes"][scope][name][0], value)
             assert found["scopes"][scope][name][1] == index
     clean = finite(candidate)
-    same(found["explained"][EQUATIONS], number(explained(clean, norm(clean - shown), finite(emulated))))
+    same(found["explained"][EQUATIONS], json_number(explained_share(clean, norm(clean - shown), finite(emulated))))
     same(found["ratio"], error / norm(finite(emulated) - shown))
     assert "elided" not in found  # of equal ways the first, of all the nearest
 
@@ -94,7 +95,7 @@ def test_one_pass_gives_the_yardsticks_numbers(monkeypatch, dtype, special, bloc
 def test_where_nothing_is_left_every_number_is_nought():
     exact = DRAW.standard_normal((9, 5))
     stored = exact.astype(ml_dtypes.bfloat16)
-    found = undrawn.undrawn(stored, exact, {(): upper(stored.astype(np.float64))})
+    found = undrawn.undrawn_numbers(stored, exact, {(): upper(stored.astype(np.float64))})
     u = found["unexplained"]
     assert (u.excess, u.rel_l2, u.componentwise) == (0.0, 0.0, (0.0, (0, 0)))
     assert found["explained"] == {EQUATIONS: 1.0}
@@ -112,12 +113,12 @@ def test_taps_without_floats_are_no_points(tmp_path, monkeypatch, small):
 
     monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(call, w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     assert [p.name for p in opened.record.points] == ["scores", "sorted"]
     assert opened.record.warnings == ("taps without floats are no points: order, mask",)
     taps = opened.tensors("a", 0, "taps")
     assert set(taps) == {"scores", "sorted"}
-    found = Emulations(prepared(program)).records(opened, "a", 0, taps, (w, x))
+    found = Emulations(prepare_program(program)).records(opened, "a", 0, taps, (w, x))
     assert [e.point for e in found] == ["scores", "sorted"]
     assert all(e.unexplained is not None and closes(e) for e in found)
     scores = next(e for e in found if e.point == "scores")
@@ -131,13 +132,13 @@ def test_what_is_finite_where_its_emulation_overflows_is_held_to_fp64(tmp_path, 
     x[3], w[:, 5] = 200, 30
     monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: tap(x @ w, "product"), w, {"a": (x,)}, outputs=None)
-    opened = trace(program, tmp_path / "run")
+    opened = trace_program(program, tmp_path / "run")
     honest = opened.tensors("a", 0, "taps")["product"]
     assert np.isinf(honest[3, 5])
     off = np.array(honest)
     off[3, 5] = 5
     for product in (honest, off):
-        (e,) = Emulations(prepared(program)).records(opened, "a", 0, {"product": product}, (w, x))
+        (e,) = Emulations(prepare_program(program)).records(opened, "a", 0, {"product": product}, (w, x))
         assert closes(e) == (product is honest)
         assert e.nonfinite == (product is honest)  # which the gate judges by itself
 
@@ -150,14 +151,14 @@ def test_what_an_emulation_that_is_not_finite_leaves_is_the_error(sums):
     noise = Noise(np.ones(exact.shape), *np.zeros((2, 0, 4, 1)), 0.0)
     given = None if sums is None else np.full(exact.shape, sums)
     yard = Yardstick("TD", "bfloat16", np.arange(4), candidate, exact, noise, np.ones(exact.shape), sums=given)
-    assert yard._left(emulated) == pytest.approx(candidate - exact)
+    assert yard._remainder(emulated) == pytest.approx(candidate - exact)
 
 
 def test_masked_scores_are_explained_by_what_is_finite_in_drawn_noise_too():
     stored, exact, made, _ = arrays("bfloat16", special=True)
     drawn = [np.where(np.isfinite(made), made + DRAW.standard_normal(made.shape) * 1e-3, made) for _ in range(3)]
     with np.errstate(invalid="ignore"):
-        found = judged.numbers(stored, exact, {(): made}, drawn)
+        found = judged.local_numbers(stored, exact, {(): made}, drawn)
     clean, shown = finite(canonical(stored, "TD")), finite(canonical(exact, "TD"))
     share = 1 - (norm(clean - finite(canonical(made, "TD"))) / norm(clean - shown)) ** 2
     assert found["explained"] == {EQUATIONS: pytest.approx(share)}

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View, array, place_of
+from precaudit.checks.lint.view import CallView, array, instruction_place
 from precaudit.interpreters.tpu.units import PRODUCTS
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit products whose equations say float32, whose instruction gives bfloat16, and which the program reads wider."""
     for view in views:
         for _, i in view.instructions:
@@ -15,8 +15,8 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if i.opcode not in PRODUCTS or shape is None or shape.dtype not in ("bf16", "f16"):
                 continue
             made = view.made_of(i)
-            if made and all(e.result == "float32" and not view.graph.rounded(e.outputs[0]) for e in made):
-                source, point = place_of(view, i)
+            if made and all(e.result == "float32" and not view.graph.is_rounded_by_all(e.outputs[0]) for e in made):
+                source, point = instruction_place(view, i)
                 yield Hit(view.phase, source, point)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit a call whose donated bytes are not all given to outputs."""
     for view in views:
         if view.compiled is not None and view.compiled.aliased < view.donated:

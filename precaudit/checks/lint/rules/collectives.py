@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
 from precaudit.checks.lint.stored import callers
-from precaudit.checks.lint.view import View, formats_of, place_of
+from precaudit.checks.lint.view import CallView, formats_of, instruction_place
 from precaudit.interpreters.tpu.hlo import Instruction, Module
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
@@ -13,7 +13,7 @@ NARROW = ("bf16", "f16")
 SCATTERED = "all-reduce-scatter"  # libtpu's name of a computation that adds up over chips and keeps a part
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit every collective with the formats it reads, adds in and leaves."""
     for view in views:
         assert view.module is not None
@@ -24,18 +24,18 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             kind = "reduce-scatter" if name.startswith(SCATTERED) else kind
             added = adds_in(view.module, i)
             narrow = added in NARROW
-            says = f"{kind} adds in {added}: {SAYS}" if narrow else described(kind, view.reads(name, i), added, i)
+            says = f"{kind} adds in {added}: {SAYS}" if narrow else exchange_text(kind, view.reads(name, i), added, i)
             source, point = whence(view, name, i)
             yield Hit(view.phase, source, point, says, severity="warning" if narrow else "note")
 
 
 def adds_in(module: Module, instruction: Instruction) -> str:
     """Return the format a collective adds in; "" of one that does not add."""
-    roots = [module.computations[name].root for name in instruction.called]
+    roots = [module.computations[name].root for name in instruction.computations]
     return next((x for root in roots if root.opcode == "add" for x in formats_of(root.type)), "")
 
 
-def described(kind: str, reads: Iterable[str], added: str, instruction: Instruction) -> str:
+def exchange_text(kind: str, reads: Iterable[str], added: str, instruction: Instruction) -> str:
     """Return what is exchanged and, where it is another format, what is added in and what is left."""
     given, left = sorted(reads), sorted(set(formats_of(instruction.type)))
     how = [f"added in {added}"] if added and [added] != given else []
@@ -44,13 +44,13 @@ def described(kind: str, reads: Iterable[str], added: str, instruction: Instruct
     return ", ".join([f"{kind} of {', '.join(given)}", *how]) + "."
 
 
-def whence(view: View, computation: str, instruction: Instruction) -> tuple[str, str]:
+def whence(view: CallView, computation: str, instruction: Instruction) -> tuple[str, str]:
     """Return (FILE:LINE, point): its own, of the fusion it lies in, or of the only equation of its primitive."""
     assert view.module is not None
     for x in (instruction, *(fusion for _, fusion in callers(view.module, computation))):
-        if (place := place_of(view, x))[0]:
+        if (place := instruction_place(view, x))[0]:
             return place
-    applied = [view.module.computations[name].parameters for name in instruction.called]
+    applied = [view.module.computations[name].parameters for name in instruction.computations]
     names = {x.op_name for parameters in applied for x in parameters}
     found = [e for e in view.equations if e.primitive in names]
     return (found[0].source, found[0].point) if len(found) == 1 else ("", "")

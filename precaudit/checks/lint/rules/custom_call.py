@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View, formats_of, place_of
+from precaudit.checks.lint.view import CallView, formats_of, instruction_place
 
 # They move values or reserve room for them.
 HARMLESS = frozenset(
@@ -13,7 +13,7 @@ HARMLESS = frozenset(
 WHOLE = re.compile(r"[su]\d+$|pred$")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit custom calls that read or make floats and are not known to leave values as they are."""
     for view in views:
         for computation, i in view.instructions:
@@ -21,7 +21,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if i.opcode != "custom-call" or name in HARMLESS:
                 continue
             if {x for x in (*formats_of(i.type), *view.reads(computation, i)) if not WHOLE.match(x)}:
-                source, point = place_of(view, i)
+                source, point = instruction_place(view, i)
                 yield Hit(
                     view.phase, source, point, f"The custom call {name} hides its arithmetic: nothing is known of it."
                 )

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.flow import NARROW
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.stored import readers
-from precaudit.checks.lint.view import View, array, place_of
+from precaudit.checks.lint.stored import reading_instructions
+from precaudit.checks.lint.view import CallView, array, instruction_place
 from precaudit.interpreters.tpu.hlo import Instruction, Module
 from precaudit.interpreters.tpu.units import PRODUCTS
 
 ROUNDS = ("convert", "all-reduce", "reduce-scatter")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit products that the program rounds, whose instruction gives float32, and which nothing there rounds at once."""
     for view in views:
         assert view.module is not None
@@ -21,15 +21,15 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if i.opcode not in PRODUCTS or shape is None or shape.dtype != "f32":
                 continue
             made = view.made_of(i)
-            asked = all(e.result in NARROW or view.graph.rounded(e.outputs[0]) for e in made)
-            if made and asked and not rounded(view.module, name, i):
-                source, point = place_of(view, i)
+            asked = all(e.result in NARROW or view.graph.is_rounded_by_all(e.outputs[0]) for e in made)
+            if made and asked and not all_readers_round(view.module, name, i):
+                source, point = instruction_place(view, i)
                 yield Hit(view.phase, source, point)
 
 
-def rounded(module: Module, computation: str, instruction: Instruction) -> bool:
+def all_readers_round(module: Module, computation: str, instruction: Instruction) -> bool:
     """Whether all that reads an instruction, moved or not, rounds it; a sum over chips may, once it is added."""
-    users = list(readers(module, computation, instruction.name))
+    users = list(reading_instructions(module, computation, instruction.name))
     return bool(users) and all(x.opcode in ROUNDS and is_narrow(x) for x in users)
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 WIDE = ("float64", "complex128")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit the equations that float64 values come from: that make one of none, or are the first to read an argument."""
     for view in views:
         severity = RULE.severity if view.platform == "tpu" else "note"

@@ -8,16 +8,16 @@ import numpy as np
 
 from precaudit.checks.lint.flow import FLOATS, NARROW, Equation, Graph, Passes, as_moved
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 ROOTS = ("rsqrt", "sqrt", "log", "pow")
 EIGHT = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz")
 LARGEST = 1 << 20  # elements of a constant that are looked at
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit constants that overflow, vanish or become 1, epsilons that are 0 or subnormal, masks that add up to −∞."""
-    rules = (overflown, infinite, masked_twice, rounded_away, vanished)
+    rules = (overflown, infinite, masked_twice, rounded_away, vanishing)
     for view in views:
         for e in view.equations:
             says = next((found for rule in rules if (found := rule(view.graph, e))), None)
@@ -33,16 +33,16 @@ def overflown(graph: Graph, e: Equation) -> tuple[Any, ...]:
         given = np.asarray(graph.constants.get(v, 0.0))
         if str(given.dtype) not in FLOATS or not 0 < given.size <= LARGEST:
             continue
-        if (lost := _lost(given, e.result)).size:
+        if (lost := _unrepresentable(given, e.result)).size:
             return (_infinite(float(lost[0]), e.result),)
     for times in graph.made_by(graph.behind(e.inputs[0], as_moved), "mul"):
         factors = [x for k in (0, 1) if (x := graph.scalar(times.inputs[k])) is not None]
-        if (lost := _lost(np.array(factors), e.result)).size and lost[0] < 0:
+        if (lost := _unrepresentable(np.array(factors), e.result)).size and lost[0] < 0:
             return (_infinite(float(lost[0]), e.result),)
     return ()
 
 
-def _lost(given: Any, dtype: str) -> Any:
+def _unrepresentable(given: Any, dtype: str) -> Any:
     """Return the finite values that a format does not hold."""
     with np.errstate(all="ignore"):
         return given[np.isfinite(given) & ~np.isfinite(given.astype(ml_dtypes.finfo(dtype).dtype))]
@@ -68,7 +68,7 @@ def masked_twice(graph: Graph, e: Equation) -> tuple[Any, ...]:
     if e.primitive != "add" or e.result not in NARROW:
         return ()
     most = float(ml_dtypes.finfo(e.result).max)
-    lowest = [_lowest(graph, v, _added) for v in e.inputs]
+    lowest = [_lowest(graph, v, _through_addition) for v in e.inputs]
     if sum(lowest) < -most and max(lowest) < 0:
         return (f"Masks of {lowest[0]:g} and {lowest[1]:g} add up to −∞ in {e.result}: {MASKED}.",)
     if e.result == "float16" and min(_lowest(graph, v, as_moved) for v in e.inputs) == -most:
@@ -76,7 +76,7 @@ def masked_twice(graph: Graph, e: Equation) -> tuple[Any, ...]:
     return ()
 
 
-def _added(e: Equation) -> Iterable[int]:
+def _through_addition(e: Equation) -> Iterable[int]:
     return (0, 1) if e.primitive == "add" else as_moved(e)
 
 
@@ -118,7 +118,7 @@ def _value(e: Equation, given: Sequence[float | None]) -> float | None:
         return float(made.astype(ml_dtypes.finfo(e.result).dtype).astype(np.float64))
 
 
-def vanished(graph: Graph, e: Equation) -> tuple[Any, ...]:
+def vanishing(graph: Graph, e: Equation) -> tuple[Any, ...]:
     """Say that what is added, or stands in for less, before a root, a logarithm or a division is 0 or subnormal."""
     if e.primitive not in ("add", "sub", "max", "select_n") or e.result not in FLOATS:
         return ()
@@ -127,14 +127,14 @@ def vanished(graph: Graph, e: Equation) -> tuple[Any, ...]:
         if number is None or all(graph.scalar(v) is not None for v in e.inputs if v != e.inputs[k]):
             continue
         smallest = float(ml_dtypes.finfo(e.result).smallest_normal)
-        zero = number == 0 and e.result == "float16" and _written(graph, e.inputs[k])
+        zero = number == 0 and e.result == "float16" and _is_literal(graph, e.inputs[k])
         if (zero or 0 < abs(number) < smallest) and _guards(graph, e, zero and e.primitive not in ("add", "sub")):
             how = "0" if zero else f"{number:.2g}, subnormal"
             return (f"The epsilon {HOW[e.primitive]} is {how} in {e.result}: {'it guards nothing' if zero else FEW}.",)
     return ()
 
 
-def _written(graph: Graph, value: int) -> bool:
+def _is_literal(graph: Graph, value: int) -> bool:
     """Whether a number is as the text gives it: what a conversion makes 0 is said where it is converted."""
     behind = graph.behind(value, as_moved)
     return not any(x.dtype() in FLOATS for x in graph.made_by(behind, "convert_element_type"))

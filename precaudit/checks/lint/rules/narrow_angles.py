@@ -5,10 +5,10 @@ from math import prod
 
 import numpy as np
 
-from precaudit.checks.lint.flow import FLOATS, NARROW, Equation, Graph, as_moved, widened
+from precaudit.checks.lint.flow import FLOATS, NARROW, Equation, Graph, as_moved, is_cast_up
 from precaudit.checks.lint.intervals import HELD
 from precaudit.checks.lint.rule import Hit, Rule, Severity
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.checks.lint.whole import Ranges
 from precaudit.interpreters.tpu.units import unit_of
 
@@ -16,7 +16,7 @@ AXES = 4  # of positions that a product sums over: time, height, width and one m
 ROUNDED = ("convert_element_type", "mul", "div", "add", "sub", "pow", "exp", "exp2", "integer_pow", "dot_general")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit what rounds a factor or the product of an angle to a narrow format, and products that one pass may make."""
     for view in views:
         met: dict[int, tuple[Equation, str, Severity]] = {}
@@ -24,7 +24,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if turns(e):
                 behind = view.graph.behind(e.inputs[0], _factors)
                 if any(_counts(view, v) or is_of_text(view.graph, v) for v in behind):
-                    for found in (*narrow(view, behind), *products(view, behind)):
+                    for found in (*narrow(view, behind), *one_pass_products(view, behind)):
                         met.setdefault(id(found[0]), found)
         for e, says, severity in met.values():
             yield Hit(view.phase, e.source, e.point, says, severity=severity)
@@ -35,7 +35,7 @@ def turns(e: Equation) -> bool:
     return e.primitive in ("sin", "cos") or (e.primitive == "exp" and e.result.startswith("complex"))
 
 
-def narrow(view: View, behind: Iterable[int]) -> Iterator[tuple[Equation, str, Severity]]:
+def narrow(view: CallView, behind: Iterable[int]) -> Iterator[tuple[Equation, str, Severity]]:
     """Yield what rounds a factor of an angle, or it; whole numbers are ``narrow_integers``'."""
     for e in view.graph.made_by(behind, *ROUNDED):
         if e.result in NARROW and e.outputs[0] not in view.whole and rounds(view.graph, view.whole, e):
@@ -72,14 +72,14 @@ def powers_of_two(graph: Graph, whole: Ranges, value: int) -> bool:
     return False
 
 
-def products(view: View, behind: Iterable[int]) -> Iterator[tuple[Equation, str, Severity]]:
+def one_pass_products(view: CallView, behind: Iterable[int]) -> Iterator[tuple[Equation, str, Severity]]:
     """Yield float32 matrix products on the way to an angle that the default precision leaves to one pass."""
     for e in view.graph.made_by(behind, "dot_general"):
-        wide = e.result == "float32" and any(not widened(view.graph, e, k) for k in (0, 1))
+        wide = e.result == "float32" and any(not is_cast_up(view.graph, e, k) for k in (0, 1))
         if not wide or not _is_default(e.made.params["precision"]):
             continue
         if view.compiled is None:
-            severity: Severity = "note" if _summed(e) < 2 else "error" if view.platform == "tpu" else "warning"
+            severity: Severity = "note" if _terms(e) < 2 else "error" if view.platform == "tpu" else "warning"
             yield e, OUTER if severity == "note" else PASS, severity
         elif any(unit_of(i) == "passes1" and any(x is e for x in view.made_of(i)) for _, i in view.instructions):
             yield e, PASS, "error"
@@ -89,7 +89,7 @@ def _is_default(precision: object) -> bool:
     return precision is None or {str(p) for p in np.ravel(np.array(precision, object))} <= {"DEFAULT", "None"}
 
 
-def _summed(e: Equation) -> int:
+def _terms(e: Equation) -> int:
     """Return how many terms a product sums."""
     (axes, _), _ = e.made.params["dimension_numbers"]
     return prod(e.made.invars[0].aval.shape[axis] for axis in axes)
@@ -97,12 +97,12 @@ def _summed(e: Equation) -> int:
 
 def _factors(e: Equation) -> Iterable[int]:
     """Pass through what an angle is made by of positions and frequencies."""
-    if e.primitive in ("mul", "div", "add", "sub", "complex") or (e.primitive == "dot_general" and _summed(e) <= AXES):
+    if e.primitive in ("mul", "div", "add", "sub", "complex") or (e.primitive == "dot_general" and _terms(e) <= AXES):
         return (0, 1)
     return (0,) if e.primitive in ("neg", "rem") else as_moved(e)
 
 
-def _counts(view: View, v: int) -> bool:
+def _counts(view: CallView, v: int) -> bool:
     """Whether a value is of whole numbers as positions are: no number of the text, no truth values."""
     return v in view.whole and view.whole[v].most > 1 and view.graph.scalar(v) is None
 
@@ -115,7 +115,7 @@ def is_of_text(graph: Graph, v: int) -> bool:
     return all(x in graph.constants or x in graph.makers for x in ends)
 
 
-def is_given(view: View, v: int) -> bool:
+def is_given(view: CallView, v: int) -> bool:
     """Whether a value is an array that the program is given, or a constant of it that holds no whole numbers."""
     graph = view.graph
     if v in graph.makers or v in graph.joins or v in view.whole or prod(graph.shapes[v]) < 2:

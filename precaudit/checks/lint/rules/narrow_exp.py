@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved, scaled
+from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved, through_scaling
 from precaudit.checks.lint.rule import Hit, Rule, Severity
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 LOGARITHMS = ("log", "log1p", "log2")
 EXPONENTIALS = ("exp", "exp2", "logistic")
 SUMMED = ("add", "add_any", "mul", "div", "max", "psum")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit narrow exponentials and logarithms; those of a log of a sum of exponentials, and what is made of it."""
     for view in views:
         in_loss = losses(view.graph)
@@ -32,7 +32,7 @@ def losses(graph: Graph) -> set[int]:
     for log in graph.equations:
         if log.primitive not in LOGARITHMS:
             continue
-        behind = graph.behind(log.inputs[0], _summed)
+        behind = graph.behind(log.inputs[0], _through_sum)
         exponentials = list(graph.made_by(behind, *EXPONENTIALS[:2]))
         if not exponentials or next(graph.made_by(behind, "reduce_sum"), None) is None:
             continue
@@ -42,7 +42,7 @@ def losses(graph: Graph) -> set[int]:
     return found
 
 
-def _summed(e: Equation) -> Iterable[int]:
+def _through_sum(e: Equation) -> Iterable[int]:
     """Pass through what an exponential meets on its way into the log of a sum."""
     if e.primitive in SUMMED:
         return range(len(e.inputs))
@@ -53,7 +53,7 @@ def _as_log(graph: Graph, e: Equation) -> Iterable[int]:
     """Pass through what leaves a logarithm one."""
     if e.primitive in ("add", "sub"):
         return (0, 1)
-    return (0,) if e.primitive == "neg" else scaled(graph, e)
+    return (0,) if e.primitive == "neg" else through_scaling(graph, e)
 
 
 BITS = {"bfloat16": 8, "float16": 11}

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved
-from precaudit.checks.lint.intervals import HELD, Range
+from precaudit.checks.lint.intervals import HELD, WholeRange
 from precaudit.checks.lint.rule import Hit, Rule, Severity
 from precaudit.checks.lint.rules.narrow_angles import turns
-from precaudit.checks.lint.rules.rounded_scores import EXPONENTIALS, within
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.rules.rounded_scores import EXPONENTIALS, exponential_of
+from precaudit.checks.lint.view import CallView
 from precaudit.checks.lint.whole import Ranges
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -17,7 +17,7 @@ KEEPS = ("add", "sub", "mul", "max", "min", "rem", "neg", "abs", "floor", "ceil"
 INDICES = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "scatter": 1, "scatter-add": 1}  # from here on
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit what makes whole numbers that its narrow format does not hold, where they place, compare or turn."""
     for view in views:
         found: dict[tuple[str, str], list[Hit]] = {}
@@ -41,7 +41,7 @@ def origins(graph: Graph, whole: Ranges) -> Iterator[tuple[int, str, str, Equati
     Of a constant of the program: the equation that reads it first.
     """
 
-    def lost(v: int) -> bool:
+    def is_lost(v: int) -> bool:
         return graph.dtypes[v] in NARROW and v in whole and whole[v].exceeds(graph.dtypes[v])
 
     given = {c.read: s for c in graph.carried for s in graph.joins.get(c.read, ()) if s != c.left}
@@ -52,35 +52,37 @@ def origins(graph: Graph, whole: Ranges) -> Iterator[tuple[int, str, str, Equati
         return v
 
     for v in graph.constants:
-        if lost(v) and graph.scalar(v) is None and (readers := graph.users.get(v)):
+        if is_lost(v) and graph.scalar(v) is None and (readers := graph.users.get(v)):
             yield v, graph.dtypes[v], "A constant has", readers[0]
     for e in graph.equations:
         made = e.outputs[0] if e.outputs else None
         if made is None or graph.makers.get(made) is not e or graph.scalar(made) is not None:
             continue
-        if lost(made) and not any(lost(v) and lost(first(v)) for v in e.inputs):
+        if is_lost(made) and not any(is_lost(v) and is_lost(first(v)) for v in e.inputs):
             how = "A conversion makes" if e.primitive == "convert_element_type" else f"{e.primitive} makes"
             yield made, e.result, how, e
 
 
-def uses(graph: Graph, whole: Ranges, value: int, r: Range, dtype: str) -> str:
+def uses(graph: Graph, whole: Ranges, value: int, r: WholeRange, dtype: str) -> str:
     """Return what whole numbers are for, of what a number that is off makes another: in words, "" for nothing."""
-    numbers = graph.ahead(value, lambda e: _kept(e) if e.outputs and e.outputs[0] in whole else ())
+    numbers = graph.ahead(value, lambda e: _through_multiples(e) if e.outputs and e.outputs[0] in whole else ())
     found = {
-        "they are compared": any(compared(graph, whole, v, dtype) for v in numbers),
+        "they are compared": any(is_compared(graph, whole, v, dtype) for v in numbers),
         "they are indices": any(indexes(graph, v, dtype) for v in numbers),
     }
-    ends = graph.ahead(value, lambda e: (*_kept(e), *((0, 1) if e.primitive in ("div", "dot_general") else ())))
+    ends = graph.ahead(
+        value, lambda e: (*_through_multiples(e), *((0, 1) if e.primitive in ("div", "dot_general") else ()))
+    )
     readers = [e for v in ends for e in graph.users.get(v, ())]
     found["they are positions of an angle"] = any(turns(e) for e in readers)
     counts = r.most < inf and any(e.primitive in EXPONENTIALS for e in readers)
     found["they are distances in a softmax"] = counts and any(
-        "softmax" in within(graph, e) for e in readers if e.primitive in EXPONENTIALS
+        "softmax" in exponential_of(graph, e) for e in readers if e.primitive in EXPONENTIALS
     )
     return " and ".join(says for says, is_so in found.items() if is_so)
 
 
-def compared(graph: Graph, whole: Ranges, value: int, dtype: str) -> bool:
+def is_compared(graph: Graph, whole: Ranges, value: int, dtype: str) -> bool:
     """Whether it is compared with what may be as large: with less, rounding turns no comparison."""
     for e in graph.users.get(value, ()):
         if e.primitive in COMPARISONS and e.inputs[0] != e.inputs[1]:
@@ -99,7 +101,7 @@ def indexes(graph: Graph, value: int, dtype: str) -> bool:
     )
 
 
-def _kept(e: Equation) -> Iterable[int]:
+def _through_multiples(e: Equation) -> Iterable[int]:
     """Pass through what leaves whole numbers whole numbers, or makes multiples of them."""
     if e.primitive in COMPARISONS or e.result == "bool":
         return ()

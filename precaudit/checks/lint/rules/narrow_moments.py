@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved, scaled
+from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved, through_scaling
 from precaudit.checks.lint.intervals import HELD
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 LONGEST = 1 / 8  # what is forgotten in a step: of more, rounding stays below 8 of its units
 
@@ -19,12 +19,12 @@ class Average(NamedTuple):
     term: int
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit the sums that make a running average of the one before, where both are kept in a narrow format."""
     for view in views:
         for e in view.equations:
             for a in averages(view.graph, e):
-                if dtype := kept(view.graph, e, a.state):
+                if dtype := state_format(view.graph, e, a.state):
                     lost = a.keep is not None and 1 - a.keep < 1 / HELD[dtype]
                     says = f"{_name(view.graph, a.term)} is kept in {dtype}: {_says(a.keep, dtype)}."
                     yield Hit(view.phase, e.source, e.point, says, severity="error" if lost else "warning")
@@ -70,10 +70,10 @@ def _source(graph: Graph, value: int) -> set[int]:
     return {v for v in graph.behind(value, as_moved, False) if graph.scalar(v) is None}
 
 
-def kept(graph: Graph, e: Equation, state: int) -> str:
+def state_format(graph: Graph, e: Equation, state: int) -> str:
     """Return the narrow format that a state and what is made of it are both held in: by a loop, or the caller."""
     behind = graph.behind(state, as_moved)
-    ahead = graph.ahead(e.outputs[0], _added)
+    ahead = graph.ahead(e.outputs[0], _through_addition)
     for c in graph.carried:
         if c.read in behind and c.left in ahead and graph.dtypes[c.read] in NARROW:
             return graph.dtypes[c.read]
@@ -82,7 +82,7 @@ def kept(graph: Graph, e: Equation, state: int) -> str:
     return next((dtype for dtype, _ in given & left if dtype in NARROW), "")
 
 
-def _added(e: Equation) -> Iterable[int]:
+def _through_addition(e: Equation) -> Iterable[int]:
     return (0, 1) if e.primitive in ("add", "sub") else as_moved(e)
 
 
@@ -92,7 +92,7 @@ def _is_given(graph: Graph, v: int) -> bool:
 
 def _name(graph: Graph, term: int) -> str:
     """Return what an average is of: squares make it a second moment."""
-    made = graph.made_by(graph.behind(term, lambda e: scaled(graph, e)), "square", "integer_pow", "mul")
+    made = graph.made_by(graph.behind(term, lambda e: through_scaling(graph, e)), "square", "integer_pow", "mul")
     squares = any(
         s.primitive == "square" or s.made.params.get("y") == 2 or (s.primitive == "mul" and len(set(s.inputs)) == 1)
         for s in made

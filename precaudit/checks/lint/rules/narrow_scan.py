@@ -5,27 +5,27 @@ from math import prod
 
 from precaudit.checks.lint.flow import NARROW, Carried, Equation, Graph, as_moved
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 MANY = 8  # terms
 SCANS = ("cumsum", "cumprod", "cumlogsumexp")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit narrow scans and windows of many terms, and narrow sums that a loop carries."""
     for view in views:
         for e in view.equations:
-            if e.result in NARROW and (n := terms(e)) >= MANY:
+            if e.result in NARROW and (n := summed_terms(e)) >= MANY:
                 yield Hit(view.phase, e.source, e.point, f"{e.primitive} adds up {n:,} terms in {e.result}: {SAYS}")
         for c in view.graph.carried:
             if view.graph.dtypes[c.read] in NARROW and (c.steps is None or c.steps >= MANY):
-                for e in added(view.graph, c):
+                for e in carried_additions(view.graph, c):
                     over = "a loop" if c.steps is None else f"{c.steps:,} steps"
                     says = f"A sum that {over} add to is held in {view.graph.dtypes[c.read]}: {SAYS}"
                     yield Hit(view.phase, e.source, e.point, says)
 
 
-def terms(e: Equation) -> int:
+def summed_terms(e: Equation) -> int:
     """Return how many terms a scan or window adds up; 0 of other equations."""
     if e.primitive in SCANS:
         return int(e.made.invars[0].aval.shape[e.made.params["axis"]])
@@ -35,7 +35,7 @@ def terms(e: Equation) -> int:
     return prod(e.made.params["window_dimensions"]) if window else 0
 
 
-def added(graph: Graph, c: Carried) -> Iterator[Equation]:
+def carried_additions(graph: Graph, c: Carried) -> Iterator[Equation]:
     """Yield the additions that make what a step leaves of what it reads and a term that does not depend on it."""
     for e in graph.made_by(graph.behind(c.left, as_moved, False), "add", "add_any", "sub"):
         for k in (0, 1) if e.primitive != "sub" else (0,):

@@ -9,16 +9,16 @@ import numpy as np
 from precaudit.checks.lint.flow import FLOATS, Equation, Graph, as_moved, tap
 from precaudit.checks.lint.recorded import Extent
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 MOST = 65504.0  # of float16
 NEAR = MOST / 4
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit the points stored as float16 of which a run recorded larger values, and where it first had infinities."""
     for view in views:
-        graph, endless = view.tapped, set[int]()
+        graph, endless = view.tapped_graph, set[int]()
         for e in graph.equations:
             extent = (view.extents or {}).get(tap(e))
             if extent is None or e.result not in FLOATS:
@@ -36,7 +36,7 @@ def most(graph: Graph, e: Equation, extent: Extent) -> float:
 
     A mask is a constant below what float16 nearly holds, or minus infinity.
     """
-    for v in graph.behind(e.inputs[0], _masked):
+    for v in graph.behind(e.inputs[0], _through_mask):
         given = np.asarray(graph.constants.get(v, 0.0))
         if str(given.dtype) in FLOATS and given.size and float(given.astype(np.float64).min()) < -NEAR:
             return max(extent.high, 0.0)
@@ -53,7 +53,7 @@ def _says(point: str, largest: float, dtype: str) -> str:
     return f"A run recorded {largest:,.0f} at {point}: {over}."
 
 
-def _masked(e: Equation) -> Iterable[int]:
+def _through_mask(e: Equation) -> Iterable[int]:
     return (0, 1) if e.primitive in ("add", "sub", "max", "mul") else as_moved(e)
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 from precaudit.interpreters.tpu.target import REFUSED
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit products whose equation names a preset of the table."""
     for view in views:
         for e in view.equations:

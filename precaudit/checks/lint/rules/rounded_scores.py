@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from precaudit.checks.lint.flow import NARROW, Equation, Graph, Passes, as_moved, scaled
+from precaudit.checks.lint.flow import NARROW, Equation, Graph, Passes, as_moved, through_scaling
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 LOGARITHMS = ("log", "log1p", "log2")
 EXPONENTIALS = ("exp", "exp2")
 SUMS = ("psum", "psum_invariant")  # over shards of a vocabulary
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit where a product's result is rounded on its way to the exponentials of a softmax, or of a log of their sum."""
     for view in views:
         met: dict[int, tuple[Equation, bool]] = {}
         for e in view.equations:
-            if e.primitive in EXPONENTIALS and (found := within(view.graph, e)):
+            if e.primitive in EXPONENTIALS and (found := exponential_of(view.graph, e)):
                 for r in roundings(view.graph, e):
                     met[id(r)] = r, "softmax" in found or met.get(id(r), (r, False))[1]
         for e, softmax in met.values():
@@ -29,7 +29,7 @@ def roundings(graph: Graph, exponential: Equation) -> Iterator[Equation]:
     def passes(e: Equation) -> Iterable[int]:
         if e.primitive in ("sub", "tanh", "neg"):
             return (0,)
-        return (0, 1) if e.primitive in ("add", "max", "min") else scaled(graph, e)
+        return (0, 1) if e.primitive in ("add", "max", "min") else through_scaling(graph, e)
 
     behind = graph.behind(exponential.inputs[0], passes)
     for product in graph.made_by(behind, "dot_general"):
@@ -40,11 +40,11 @@ def roundings(graph: Graph, exponential: Equation) -> Iterator[Equation]:
                 yield e
 
 
-def within(graph: Graph, e: Equation) -> set[str]:
+def exponential_of(graph: Graph, e: Equation) -> set[str]:
     """Return what an exponential is a part of: ``softmax``, ``logarithm`` of a sum of exponentials, both or neither."""
     terms = graph.ahead(e.outputs[0], _terms)
     sums = further(graph, terms, "reduce_sum", _terms)
-    found = {"softmax"} if sums and _divided(graph, terms, sums) else set()
+    found = {"softmax"} if sums and _is_softmax(graph, terms, sums) else set()
     logged = any(user.primitive in LOGARITHMS for v in sums for user in graph.users.get(v, ()))
     return found | ({"logarithm"} if logged or _less_a_logarithm(graph, e) else set())
 
@@ -55,7 +55,7 @@ def _terms(e: Equation) -> Iterable[int]:
     return (0, 1) if e.primitive in ("mul", "add") else as_moved(e)
 
 
-def _divided(graph: Graph, terms: Iterable[int], sums: Iterable[int]) -> bool:
+def _is_softmax(graph: Graph, terms: Iterable[int], sums: Iterable[int]) -> bool:
     """Whether an exponential, or a product with it, is divided by its sum."""
     parts = {*terms, *further(graph, terms, "dot_general", _terms)}
     inverses: set[int] = set()

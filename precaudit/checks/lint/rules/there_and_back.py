@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.flow import NARROW, Equation, Graph, in_place
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.view import View
+from precaudit.checks.lint.view import CallView
 
 WIDE = ("float32", "float64")
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit conversions to a narrower format that only conversions back read, and the other way round."""
     for view in views:
         for e in view.equations:
@@ -26,7 +26,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
 
 def undone(graph: Graph, e: Equation) -> bool:
     """Whether all that reads the result, moved or not, converts it back; what a loop keeps is stored."""
-    if any(v in graph.joined for v in graph.ahead(e.outputs[0], in_place)):
+    if any(v in graph.flows_into for v in graph.ahead(e.outputs[0], in_place)):
         return False
     readers = graph.readers(e.outputs[0])
     return bool(readers) and all(

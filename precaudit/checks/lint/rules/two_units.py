@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.lint.rule import Hit, Rule
-from precaudit.checks.lint.rules.one_pass import wide
-from precaudit.checks.lint.view import View, place_of
+from precaudit.checks.lint.rules.one_pass import reads_float32
+from precaudit.checks.lint.view import CallView, instruction_place
 from precaudit.interpreters.tpu.units import unit_of
 
 
-def check(views: Sequence[View]) -> Iterator[Hit]:
+def check(views: Sequence[CallView]) -> Iterator[Hit]:
     """Hit points whose float32 product takes one pass in one phase and is made in float32 in another."""
     made: dict[tuple[str, str], dict[str, set[str]]] = {}
     for view in views:
@@ -16,9 +16,9 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             unit = unit_of(i)
             if unit not in ("passes1", "vector"):
                 continue
-            if any(wide(view.graph, e) for e in view.made_of(i)):
+            if any(reads_float32(view.graph, e) for e in view.made_of(i)):
                 kind = "one bfloat16 pass" if unit == "passes1" else "float32 on the vector unit"
-                made.setdefault(place_of(view, i), {}).setdefault(kind, set()).add(view.phase)
+                made.setdefault(instruction_place(view, i), {}).setdefault(kind, set()).add(view.phase)
     for (source, point), kinds in made.items():
         if len(kinds) > 1 and len({frozenset(phases) for phases in kinds.values()}) > 1:
             ways = "; ".join(f"{kind} in {' and '.join(sorted(phases))}" for kind, phases in sorted(kinds.items()))

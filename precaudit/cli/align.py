@@ -1,0 +1,34 @@
+"""``precaudit align``: which parameter of a program is which tensor of a checkpoint."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("own", metavar="PROGRAM")
+@click.argument("theirs", metavar="MODEL")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write the names map here, as --map reads it.")  # fmt: skip
+@click.option("--no-points", is_flag=True, help="Leave points out: PROGRAM is run for them.")
+@click.option("--json", "as_json", is_flag=True, help="Print a record a line instead of tables.")
+def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json: bool) -> int:
+    """Find which parameter of PROGRAM is which tensor of MODEL.
+
+    Values alone tell; names and shapes do not. So are its points found, which show values of the family's textbook.
+
+    Each is FILE.py:NAME, whose code is run, or a model as trace takes it. A folder of safetensors needs no config.json.
+
+    Exit code 0: everything was found, and nothing is wrong. 1: a mistake of conversion. 3: something was not found.
+    """
+    from precaudit.cli._options import deliver, progress_bar, write
+    from precaudit.reports.alignment import alignment_report
+    from precaudit.workflows.alignment import align
+
+    with progress_bar() as advance:
+        found = align(own, theirs, points=not no_points, progress=advance)
+    report = alignment_report(found)
+    if output is not None:
+        write(output, found.names.text)
+    deliver(report, as_json)
+    return report.exit_code

@@ -1,0 +1,89 @@
+"""A program's run that was cut off: the cases that it holds whole, and whether it is the one that is asked for."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from precaudit.errors import UserError
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.programs import MANIFEST, EntryRun, Opened, ProgramRun, file_name
+from precaudit.recording.runs.unfinished import refuse
+from precaudit.schema.records.lines import read_record
+
+STRICTLY = "compiled without excess precision"  # how the note of a run so begins
+# What the numbers of two runs depend on, as a reader knows it.
+ASKED = {
+    "code": "the program's operations", "weights": "the parameters", "cases": "the cases", "calls": "the calls",
+    "began": "the calls", "points": "the points", "outputs": "the outputs", "layers": "the layers", "taps": "--taps",
+    "asked": "--points", "renamed": "the names of points", "loops": "the iterations of loops", "policy": "the policy",
+    "origin": "the checkpoint of the weights", "device": "the device", "versions": "the versions of libraries",
+    "entry": "the entry points", "tokens": "the input of tokens", "start": "the input of positions",
+}  # fmt: skip
+
+
+def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRun:
+    """Return the manifest of a run to go on with, with the hashes and notes of the cases that it holds whole.
+
+    ``strict``: it is compiled without excess precision. Raises UserError where there is none, or it is not what ``now``
+    asks for.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: no run here to go on with (no {MANIFEST}); leave out --resume")
+    held = read_record(folder / MANIFEST, ProgramRun, "a program's run")
+    now = msgspec.json.decode(msgspec.json.encode(now), type=ProgramRun)  # as it is once it was written
+    cases = whole_cases(folder, held)
+    differs = list(_differing(held, now))
+    if cases and strict != any(w.startswith(STRICTLY) for w in held.warnings):
+        differs.append("--strict")
+    refuse(folder, list(dict.fromkeys(differs)))
+    files = {name for case in cases for name in _files(folder, held, case)}
+    return msgspec.structs.replace(
+        held,
+        hashes={name: x for name, x in held.hashes.items() if name in files},
+        bytes=sum((folder / name).stat().st_size for name in files),
+        neutrality=tuple(n for n in held.neutrality if n.case in cases),
+        then=tuple(
+            msgspec.structs.replace(x, neutrality=tuple(n for n in x.neutrality if n.case in cases)) for x in held.then
+        ),
+    )
+
+
+def whole_cases(folder: Path, held: ProgramRun) -> tuple[str, ...]:
+    """Return the cases of which every file is there as it was written."""
+    return tuple(
+        case
+        for case in held.cases
+        if all(
+            name in held.hashes and (folder / name).is_file() and file_hash(folder / name) == held.hashes[name]
+            for name in _files(folder, held, case)
+        )
+    )
+
+
+def cut_off(folder: Path) -> tuple[int, int] | None:
+    """Return how many cases a run that was cut off holds whole, and how many it has; None where none is."""
+    try:
+        held = read_record(folder / MANIFEST, ProgramRun, "a program's run")
+    except (OSError, UserError):
+        return None
+    return None if held.finished is not None else (len(whole_cases(folder, held)), len(held.cases))
+
+
+def _files(folder: Path, held: ProgramRun, case: str) -> Iterator[str]:
+    """Yield the files that a case's calls are in."""
+    for one in Opened(folder, held).entries:
+        for call, kind in product(range(one.record.calls), ("taps", "inputs", "outputs")):
+            yield file_name(one.record, case, call, kind)
+
+
+def _differing(held: ProgramRun, now: ProgramRun) -> Iterator[str]:
+    """Yield what two runs differ in, in words."""
+    pairs: list[tuple[ProgramRun | EntryRun, ProgramRun | EntryRun]] = [
+        (held, now), *zip(held.then, now.then, strict=False)
+    ]  # fmt: skip
+    if len(held.then) != len(now.then):
+        yield ASKED["entry"]
+    for a, b in pairs:
+        yield from (what for name, what in ASKED.items() if getattr(a, name, None) != getattr(b, name, None))

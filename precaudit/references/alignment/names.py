@@ -1,0 +1,285 @@
+"""The names map that an alignment makes: TOML as ``--map`` reads it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from precaudit.models.checkpoints.names import Layout, MapEntry, parse_map
+from precaudit.models.configs import model_tensors
+from precaudit.numbers.arrays import widen
+from precaudit.references.alignment.align import Alignment
+from precaudit.references.alignment.fingerprints import Form, in_form
+from precaudit.references.alignment.parameters import Part, steps_in
+from precaudit.references.alignment.points_text import EntryPoints, points_lines
+from precaudit.references.alignment.sides import NUMBER
+from precaudit.references.mapped_tensors import mapped_tensors
+
+LETTERS = {0: (), 1: ("o",), 2: ("h", "k"), 3: ("g", "h", "k")}
+LAYERS = "model.layers."
+
+
+@dataclass(frozen=True)
+class NamesText:
+    """A names map's text, and the tensors it has no entry for: ``unsaid``, {name: why}."""
+
+    alignment: Alignment
+    entries: dict[str, MapEntry]
+    ignored: tuple[str, ...]
+    unsaid: dict[str, str] = field(default_factory=dict)
+    shown: tuple[EntryPoints, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        """The map as TOML."""
+        a = self.alignment
+        lines = [f"# {a.own.label} beside {a.theirs.label}: found by values (precaudit align)."]
+        lines += [f"# no entry for {name}: {why}" for name, why in self.unsaid.items()]
+        if self.ignored:
+            lines.append(f"ignore = [{', '.join(_quoted(x) for x in self.ignored)}]")
+        lines += [f"tokens = {p.tokens}" for p in self.shown[:1]]
+        lines += ["", "[tensors]", *(f"{_quoted(name)} = {_entry_text(e)}" for name, e in self.entries.items())]
+        return "\n".join([*lines, *points_lines(self.shown)]) + "\n"
+
+    def differences(self) -> dict[str, float]:
+        """Return {tensor: relative L2} of those that the map, read again, does not give."""
+        own, theirs = self.alignment.own, self.alignment.theirs
+        layout = parse_map(Path("map"), self.text.encode(), Layout) if not self.shown else Layout(
+            tensors=self.entries, ignore=self.ignored
+        )  # fmt: skip
+        expected = {n: t.shape for n, t in theirs.tensors.items() if n not in self.unsaid}
+        leaves = {n: t.read() for n, t in own.tensors.items()}
+        read = mapped_tensors(leaves, layout, expected, "the map")
+        found = {}
+        for name in expected:
+            mapped, x = read(name), theirs.tensors[name].read()
+            if mapped.dtype != np.float64 and (
+                np.array_equal(mapped, in_form(x, Form(mapped.dtype.name)))
+                or np.array_equal(in_form(mapped, Form(x.dtype.name)), x)
+            ):
+                continue
+            far = float(np.linalg.norm(widen(mapped) - widen(x)) / max(float(np.linalg.norm(widen(x))), 1e-300))
+            if far > 2**-8:
+                found[name] = far
+        return found
+
+
+def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> NamesText:
+    """Return the names map of an alignment with a checkpoint."""
+    entries: dict[str, MapEntry] = {}
+    unsaid: dict[str, str] = {}
+    covered: set[str] = set()
+    for part in sorted(alignment.parts, key=lambda p: (-p.share, not p.named)):
+        names = [alignment.book.tensors[t].name if t is not None else None for t in part.tensors]
+        if all(n is None or n in covered for n in names):
+            continue
+        why = _unsayable(alignment, part)
+        for general, owners in _by_layer(names).items():
+            if why:
+                unsaid.update({str(names[o]): why for o in owners if names[o] not in covered})
+                continue
+            for key, entry in _entries_of(alignment, part, general, owners, names):
+                entries.setdefault(key, entry)
+        covered |= set() if why else {n for n in names if n is not None}
+    _add_equals(alignment, entries, covered)
+    unsaid = {n: why for n, why in unsaid.items() if n not in covered}
+    unsaid |= {n: "it was not found" for n in alignment.theirs.tensors if n not in covered and n not in unsaid}
+    used = {_array(e.path) for e in entries.values()}
+    generals = {NUMBER.sub("{}", u.replace("{i}", "0")) for u in used}
+    ignored = [n for n in alignment.own.tensors if NUMBER.sub("{}", n) not in generals]
+    config = alignment.theirs.config
+    known = list(alignment.theirs.tensors if config is None else model_tensors(config))
+    rank = {_general(name)[0]: i for i, name in enumerate(dict.fromkeys(_general(n)[0] for n in known))}
+    ranked = sorted(entries, key=lambda k: (rank.get(_general(k)[0], len(rank)), k))
+    return NamesText(
+        alignment, {k: entries[k] for k in ranked}, (*ignored, *alignment.own.passed), unsaid, shown
+    )  # fmt: skip
+
+
+def _add_equals(alignment: Alignment, entries: dict[str, MapEntry], covered: set[str]) -> None:
+    """Give a tensor that equals another one, as a head equals its embedding, the same entry."""
+    first: dict[bytes, str] = {}
+    for number, tensor in enumerate(alignment.book.tensors):
+        key = alignment.book.rows[
+            number, len(tensor.shape) - 1, alignment.book.forms.index(Form(tensor.format))
+        ].tobytes()
+        if tensor.name in covered:
+            first.setdefault(key, tensor.name)
+        elif key in first and first[key] in entries:
+            entries[tensor.name] = entries[first[key]]
+            covered.add(tensor.name)
+
+
+def _unsayable(alignment: Alignment, part: Part) -> str:
+    """Return why a map cannot say what a part holds; empty where it can."""
+    tensor = next((alignment.book.tensors[t] for t in part.tensors if t is not None), None)
+    if tensor is None:
+        return "it was not found"
+    rows = int(np.prod(tensor.shape)) // tensor.shape[part.axis]
+    if any(a < part.family.names.ndim and steps_in(s) > 1 for a, s in enumerate(part.at) if a not in part.owners):
+        return f"its rows are in several arrays, {part.family.general}"
+    if (part.index < 0).any():
+        return f"zeros lie among its rows in {part.family.general}"
+    if part.order is None:
+        return f"its rows are in {part.family.general} in no order that a map can say"
+    if part.order.turned:
+        return f"the leading {part.order.turned} rows of its heads are interleaved in {part.family.general}"
+    if part.order.repeats > 1:
+        return f"its heads are in {part.family.general} {part.order.repeats} times"
+    if len(part.index) < rows:
+        return f"{part.family.general} holds {len(part.index)} of its {rows} rows"
+    return ""
+
+
+def _by_layer(names: list[str | None]) -> dict[str, list[int]]:
+    """Return the owners of each name with ``{i}`` for the layer."""
+    found: dict[str, list[int]] = {}
+    for owner, name in enumerate(names):
+        if name is not None:
+            found.setdefault(_general(name)[0], []).append(owner)
+    return found
+
+
+def _general(name: str) -> tuple[str, int | None]:
+    """Return a name with ``{i}`` for its layer, and the layer."""
+    parts = name.split(".")
+    if not name.startswith(LAYERS) or not parts[2].isdigit():
+        return name, None
+    return ".".join([*parts[:2], "{i}", *parts[3:]]), int(parts[2])
+
+
+def _entries_of(
+    alignment: Alignment, part: Part, general: str, owners: list[int], names: list[str | None]
+) -> Iterator[tuple[str, MapEntry]]:
+    """Yield the entries of a part's tensors of one general name: one with ``{i}`` where layers lie in order."""
+    layers = [_general(str(names[o]))[1] for o in owners]
+    places = [part.member(o) for o in owners]
+    if None not in layers and len(owners) > 1:
+        for column, axis in enumerate(part.owners):
+            others = {(m, p[:column] + p[column + 1 :]) for m, p in places}
+            if axis >= part.family.names.ndim and len(others) == 1 and [p[column] for _, p in places] == layers:
+                yield general, _entry(alignment, part, places[0][0], owners[0], axis)
+                return
+        paths = {_with_layer(m, i) for (m, _), i in zip(places, layers, strict=True) if i is not None}
+        fits = (
+            set.intersection(*(_with_layer_each(m, i) for (m, _), i in zip(places, layers, strict=True)))
+            if paths
+            else set()
+        )
+        inside = {tuple(p[c] for c, a in enumerate(part.owners) if a >= part.family.names.ndim) for _, p in places}
+        if fits and len(inside) == 1:
+            yield general, _entry(alignment, part, min(fits), owners[0], None)
+            return
+    for owner, (member, _) in zip(owners, places, strict=True):
+        yield str(names[owner]), _entry(alignment, part, member, owner, None)
+
+
+def _with_layer(member: str, layer: int) -> str:
+    return member.replace(str(layer), "{i}")
+
+
+def _with_layer_each(member: str, layer: int | None) -> set[str]:
+    """Return a path with ``{i}`` in place of each of its numbers that is the layer's."""
+    return {member[: m.start()] + "{i}" + member[m.end() :] for m in NUMBER.finditer(member) if int(m[0]) == layer}
+
+
+def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: int | None) -> MapEntry:
+    """Return the entry of an owner's tensor: the block of its array, and the pattern of the block's axes."""
+    assert part.order is not None
+    names, order = part.family.names.ndim, part.order
+    _, place = part.member(owner)
+    placed = dict(zip(part.owners, place, strict=True))
+    rows = [a for a in range(len(part.at)) if a not in part.owners]
+    inside = [a for a in rows if a >= names]  # of an array, not of the numbers in its path
+    said = all(a >= names or part.family.names.shape[a] == 1 for a in rows)
+    letters = dict(zip(inside, _row_letters(len(inside)), strict=True)) if said else {}
+    stored: list[str] = []
+    block: list[str] = []
+    sizes: dict[str, int] = {}
+    group: dict[int, str] = {}
+    grid = names
+    span = range(*part.span)
+    columns = len(alignment.book.tensors[next(t for t in part.tensors if t is not None)].shape) > 1 and part.axis == 0
+    vector = [("o" if columns else "d")] if len(span) == 1 else [f"d{i}" for i in range(len(span))]
+    if columns:
+        letters = {a: "d" if x == "o" else x for a, x in letters.items()}
+    for axis in range(len(part.family.shape)):
+        if axis in span:
+            stored.append(vector[axis - span.start])
+            block.append(":")
+            continue
+        if grid == layer_axis:
+            stored.append("l")
+            block.append(":")
+        elif grid in placed:
+            block.append(str(placed[grid]))
+        else:
+            letter, at = letters[grid], part.at[grid]
+            whole = at == slice(0, part.family.shape[axis])
+            block.append(":" if whole else slice_text(at))
+            number = rows.index(grid)
+            last = order.head and number == order.axes[-1]
+            size = order.shape[number]
+            stored.append(_interleaved(letter, size, order.head, order.back, sizes)[0] if last else letter)
+            group[number] = _interleaved(letter, size, order.head, order.back, sizes)[1] if last else letter
+        grid += 1
+    while block and block[-1] == ":":
+        block.pop()
+    inner = " ".join(group[a] for a in order.axes if a in group)
+    grouped = f"({inner})" if len(inner.split()) != 1 else inner
+    tensor = next(alignment.book.tensors[t] for t in part.tensors if t is not None)
+    whole_vector = vector[0] if len(vector) == 1 else f"({' '.join(vector)})"
+    if len(tensor.shape) == 1:
+        right = whole_vector
+    else:
+        right = f"{whole_vector} {grouped}" if part.axis == 0 else f"{grouped} {whole_vector}"
+    left = " ".join(stored)
+    form = alignment.book.forms[part.form]
+    return MapEntry(
+        f"{path}[{', '.join(block)}]" if block else path, "" if left == right else f"{left} -> {right}", sizes,
+        1 / form.times, -form.plus / form.times + 0.0,
+    )  # fmt: skip
+
+
+def _row_letters(n: int) -> tuple[str, ...]:
+    return LETTERS.get(n, tuple(f"r{i}" for i in range(n)))
+
+
+def _interleaved(letter: str, size: int, head: int, back: bool, sizes: dict[str, int]) -> tuple[str, str]:
+    """Return how an axis of heads is stored and how the tensor has it: neighbours are a head's halves, or ``back``."""
+    pairs, halves = f"{letter} two", f"two {letter}"
+    if size != head:
+        pairs, halves = f"h2 {pairs}", f"h2 {halves}"
+        sizes["h2"] = size // head
+    left, right = (halves, pairs) if back else (pairs, halves)
+    return f"({left})", right
+
+
+def slice_text(at: slice) -> str:
+    """Return a range of steps as a map and a report have it."""
+    return f"{at.start}:{at.stop}" + (f":{at.step}" if at.step else "")
+
+
+def _array(path: str) -> str:
+    return path.partition("[")[0]
+
+
+def _quoted(text: str) -> str:
+    escaped = "".join(
+        c if c.isprintable() else f"\\u{ord(c):04x}" for c in text.replace("\\", "\\\\").replace('"', '\\"')
+    )
+    return f'"{escaped}"'
+
+
+def _entry_text(entry: MapEntry) -> str:
+    fields = [f"path = {_quoted(entry.path)}"]
+    if entry.axes:
+        fields.append(f"axes = {_quoted(entry.axes)}")
+    if entry.sizes:
+        fields.append(f"sizes = {{ {', '.join(f'{k} = {v}' for k, v in entry.sizes.items())} }}")
+    fields += [
+        f"{name} = {x!r}" for name, x, usual in (("times", entry.times, 1.0), ("plus", entry.plus, 0.0)) if x != usual
+    ]
+    return f"{{ {', '.join(fields)} }}"

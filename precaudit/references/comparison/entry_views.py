@@ -1,0 +1,166 @@
+"""The same position of a case seen by two entry points of a program: by prefill or rescore, and by decode.
+
+Which position a row is of is known by its call's token ids and where they start, or by counting them. Two rows see one
+position where all tokens up to it are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from precaudit.interpreters.jaxpr.jax_versions import walk_equations
+from precaudit.interpreters.jaxpr.sums import float_bits
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.programs.program import OUTPUT_LOGITS
+from precaudit.recording.runs.compared_programs import Unpaired
+from precaudit.recording.runs.programs import Opened
+from precaudit.references.comparison.prefill_decode import ONE, View, compare_views
+from precaudit.references.traced.reference import Traced
+from precaudit.schema.metrics.sizes import norm, ratio
+from precaudit.schema.records.base import json_number
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+
+Prefix = tuple[int, int, int]  # of the batch, a position, and a hash of all tokens up to it
+
+
+class Fed(NamedTuple):
+    """A token of a sequence, and a hash of all up to it."""
+
+    token: int
+    prefix: int
+
+
+class Row(NamedTuple):
+    """A row of a call's logits: of which entry point, call, sequence of the batch and row of the call, and where."""
+
+    entry: int
+    call: int
+    batch: int
+    row: int
+    position: int
+
+
+class Strange(NamedTuple):
+    """A first call whose position follows from no token before it: what the program says, and how many tokens came."""
+
+    entry: int
+    said: int
+    tokens: int
+
+
+def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecodeRecord], list[Unpaired]]:
+    """Return a record of every position of a case that one entry point sees row by row, and another at once.
+
+    And what could not be held against anything, where an entry point begins at a position that no token leads to.
+    """
+    opened = [one.opened for one in entries]
+    single, several, strange = _rows(opened, case)
+    sigma = float(np.sqrt(np.mean([x.power for one in entries for x in one.logits] or [np.nan])))
+    found, seen = [], set[int]()
+    for prefix, decoded in single.items():
+        for whole in several.get(prefix, ()):
+            if whole.entry != decoded.entry:
+                found.append(_pair(entries, case, whole, decoded, sigma))
+                seen |= {decoded.entry, whole.entry}
+    rest = [
+        Unpaired(
+            case=case, phase=opened[x.entry].record.phase,
+            why=f"it begins at position {x.said}, and {x.tokens} tokens came before; no other entry point sees these "
+            "tokens (leave start out where positions count what is no token)",
+        )
+        for x in strange if x.entry not in seen
+    ]  # fmt: skip
+    return found, rest
+
+
+def _pair(entries: Sequence[Traced], case: str, whole: Row, decoded: Row, sigma: float) -> PrefillDecodeRecord:
+    both = [(entries[at.entry], at) for at in (whole, decoded)]
+    views = [View.of_row(at.call, at.position, _stored_row(one.opened, case, at)) for one, at in both]
+    known = [_cut(one.logits[at.call].exact, _shape(one.opened, case, at), at) for one, at in both
+             if at.call < len(one.logits)]  # fmt: skip
+    batch = _shape(both[0][0].opened, case, whole)[0]
+    name = case if batch == 1 else f"{case}, row {whole.batch}"
+    against, view = (one.opened.record.entry for one, _ in both)
+    found = compare_views(name, against, (views[0], views[1]), known, sigma)
+    apart = None
+    if len(known) == 2 and not any(map(_rounds_to_integers, entries)):
+        off = ratio(norm(known[0] - known[1]), norm(known[1]))
+        apart = json_number(off) if off > ONE else None
+    return msgspec.structs.replace(found, f64_apart=apart, view=view)
+
+
+def _rounds_to_integers(one: Traced) -> bool:
+    """Whether an entry point stores floats in integers of 8 bits or less: what it reads of them is another number."""
+    casts = (e for e in walk_equations(one.made.jaxpr.jaxpr) if e.primitive.name == "convert_element_type")
+    formats = ((e.invars[0].aval.dtype, e.outvars[0].aval.dtype) for e in casts)
+    return any(float_bits(a) and b.kind in "iu" and b.itemsize == 1 for a, b in formats)
+
+
+def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict[Prefix, list[Row]], list[Strange]]:
+    """Return the rows of calls of one row each, and of several, by what they see, and first calls that are strange."""
+    strange: list[Strange] = []
+    single: dict[Prefix, Row] = {}
+    several: dict[Prefix, list[Row]] = {}
+    before: list[list[Fed]] = []  # of each sequence
+    for i, one in enumerate(entries):
+        tokens, shown = one.record.tokens, any(p.name == OUTPUT_LOGITS for p in one.record.outputs)
+        if tokens is None:
+            before = []
+            continue
+        for call in range(one.record.calls):
+            given = one.tensors(case, call, "inputs")
+            ids = np.atleast_2d(given[str(tokens)])
+            if not before or (call == 0 and one.record.start is None and ids.shape[1] > 1):
+                before = [[] for _ in ids]
+            starts, said = _starts(given, one.record.start, before, ids)
+            if call == 0 and i and (off := [(a, b) for a, b in zip(said, starts, strict=True) if a != b]):
+                strange.append(Strange(i, *off[0]))
+            before = [b[:n] for b, n in zip(before, starts, strict=True)]
+            rows = _shape(one, case, Row(i, call, 0, 0, 0))[1] if shown else 0
+            for b, (known, row_ids, start) in enumerate(zip(before, ids, starts, strict=True)):
+                for t, token in enumerate(row_ids):
+                    known.append(Fed(int(token), hash((known[-1].prefix if known else 0, int(token)))))
+                    at = t - (len(row_ids) - rows)  # of fewer rows than tokens these are the last
+                    if at >= 0:
+                        here = Row(i, call, b, at, start + t)
+                        prefix = b, start + t, known[-1].prefix
+                        if len(row_ids) == 1:
+                            single.setdefault(prefix, here)
+                        else:
+                            several.setdefault(prefix, []).append(here)
+    return single, several, strange
+
+
+def _starts(
+    given: Mapping[str, Array], start: int | None, before: Sequence[Sequence[Fed]], ids: Array
+) -> tuple[list[int], list[int]]:
+    """Return the place of the first token of each sequence in a call, and the position that the program says.
+
+    The place is after all tokens before it, or that of one fed again. A position that is said and is neither is a
+    mistake to be seen, or counts what is no token.
+    """
+    ends = [len(known) for known in before]
+    if start is None:
+        return ends, ends
+    said = [int(x) for x in np.broadcast_to(given[str(start)].reshape(-1), len(before))]
+    again = (at < n and known[at].token == row[0] for at, n, known, row in zip(said, ends, before, ids, strict=True))
+    return [at if is_again else n for at, n, is_again in zip(said, ends, again, strict=True)], said
+
+
+def _shape(one: Opened, case: str, at: Row) -> tuple[int, int, int]:
+    """Return how many sequences, rows and tokens of a vocabulary a call's logits are of."""
+    ids = np.atleast_2d(one.tensors(case, at.call, "inputs")[str(one.record.tokens)])
+    (logits,) = (p for p in one.record.outputs if p.name == OUTPUT_LOGITS)
+    size, vocab = int(np.prod(logits.shape)), logits.shape[-1]
+    return len(ids), size // (len(ids) * vocab), vocab
+
+
+def _stored_row(one: Opened, case: str, at: Row) -> Array:
+    return _cut(widen(one.tensors(case, at.call, "outputs")[OUTPUT_LOGITS]), _shape(one, case, at), at)
+
+
+def _cut(logits: Array, shape: tuple[int, int, int], at: Row) -> Array:
+    row: Array = logits.reshape(shape)[at.batch, at.row]
+    return row

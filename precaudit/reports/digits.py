@@ -1,0 +1,35 @@
+"""Numbers as people read them."""
+
+from math import isnan
+
+from precaudit.schema.records.base import Number, value
+
+
+def digits(x: Number | None) -> str:
+    """Return a number in at most three significant digits; nothing of what is not known."""
+    return "" if x is None else f"{value(x):.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def short(x: Number | None, unknown: str = "") -> str:
+    """Return a number in two digits, NaN by name, and what is not known as ``unknown``."""
+    if x is None or not value(x):
+        return unknown if x is None else "0"
+    return "NaN" if isnan(value(x)) else f"{value(x):.1e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def beside(x: float, reference: float) -> str:
+    """Return a value and its reference in three digits, and how far apart they are where those are the same."""
+    shown, other = digits(x), digits(reference)
+    return f"{shown}, reference {other}" + (
+        f", {digits(x - reference)} apart" if shown == other and x != reference else ""
+    )
+
+
+def percent(x: float) -> str:
+    """Return a share in at most two significant digits: 73 %, 0.41 %, 1.2e-05 %."""
+    return f"{100 * x:.2g} %" if x < 1 else f"{100 * x:.0f} %"
+
+
+def count_text(n: int, word: str) -> str:
+    """Return how many there are of what a word names: ``1 layer``, ``1,000 layers``."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

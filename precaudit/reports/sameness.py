@@ -1,0 +1,63 @@
+"""What ``same`` says: the answer, how far outputs are apart, and where two programs part or which line rounds most."""
+
+from collections.abc import Iterator, Sequence
+
+from precaudit.diagnosis.sameness.records import Parting, Sameness, step_text
+from precaudit.reports.digits import short
+from precaudit.reports.fitting import Table
+from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.places import spans
+
+MARKS: dict[str, Mark] = {"same": "✓", "other": "✗", "unknown": "?"}
+
+
+def sameness_report(cases: Sequence[Sameness]) -> Report:
+    """Return the report of ``same``: the worst case's answer first."""
+    worst = worst_case(cases)
+    of = f" ({worst.case})" if len(cases) > 1 else ""
+    off = [f"{program} as it ran" for program in worst.programs]
+    columns = ("case", "output", "rows", "apart in FP64", *off, "top-1 is FP64's")
+    title = "relative distances: of rows from each other in FP64, of outputs from FP64"
+    table = Table(title, columns, tuple(_rows(cases)), ("case", "output"), keys=2)
+    lines = [line for c in cases for line in _lines(c, len(cases) > 1, c is not worst)]
+    return Report(
+        Headline(MARKS[worst.answer], f"{' and '.join(worst.programs)}{of} {worst.says}."),
+        (Section("Where, and what", lines=tuple(lines)), Section("Outputs", tables=(table,))),
+        command="same", title=" and ".join(worst.programs), subtitle=f"{len(cases)} cases", words=("point", "FP64"),
+        records=tuple(cases),
+    )  # fmt: skip
+
+
+def worst_case(cases: Sequence[Sameness]) -> Sameness:
+    """Return the first case that is of two formulas, else one that is not known, else the first."""
+    return min(cases, key=lambda c: ("other", "unknown", "same").index(c.answer))
+
+
+def _rows(cases: Sequence[Sameness]) -> Iterator[tuple[str, ...]]:
+    for c in cases:
+        for r in c.outputs:
+            top1 = "" if r.top1 is None else " and ".join(f"{n} of {r.rows}" for n in r.top1)
+            yield c.case, r.output, str(r.rows), short(r.apart), short(r.rounding[0]), short(r.rounding[1]), top1
+
+
+def _lines(c: Sameness, several: bool, whole: bool) -> Iterator[str]:
+    before = f"{c.case}: " if several else ""
+    if whole:
+        yield f"{before}they {c.says}."
+    for p in c.partings:
+        yield before + parting_text(p)
+    for program, line in zip(c.programs, c.lines, strict=False):
+        if line:
+            yield f"{before}{program} rounds most at {line}."
+
+
+def parting_text(p: Parting) -> str:
+    """Return where a program leaves the other, in a sentence or two."""
+    last = f" The last that the other has before it: {p.before}." if p.before else ""
+    if not p.point:
+        return f"{p.program}: every point's values are the other's, its outputs are not.{last}"
+    made = f", made of {', '.join(p.made_of)}, which the other has" if p.made_of else ""
+    where = f"{p.point}{p.at}{step_text(p.step)} in call {p.call} ({p.source}){made}"
+    alone = f"layers {spans(p.layers)}" if len(p.layers) > 1 else f"layer {spans(p.layers)} alone"
+    each = f" Of the other's values, it makes another {p.point} in {alone}." if p.layers else ""
+    return f"{p.program} parts first at {where}.{each}{last}"

@@ -1,0 +1,24 @@
+"""Bytes in words, as ``3.2 GB``, and read of them."""
+
+import re
+
+from precaudit.errors import UserError
+
+UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+
+
+def bytes_text(n: float) -> str:
+    """Return a number of bytes with the largest unit that it has one of, and three digits at most: ``3.2 GB``."""
+    for unit, size in UNITS.items():
+        if n >= size:
+            return f"{n / size:.1f} {unit}" if n < 100 * size else f"{n / size:.0f} {unit}"
+    return f"{n:.0f} B"
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Return the bytes that ``"8GB"`` or ``"500 MB"`` says; raises UserError, which names the option."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?B?)\s*", text)
+    unit = "" if found is None else found[2].removesuffix("B").replace("K", "k")
+    if found is None:
+        raise UserError(f"{option} {text}: a number of bytes is wanted, such as 8GB or 500MB")
+    return int(float(found[1]) * (UNITS[unit + "B"] if unit else 1))

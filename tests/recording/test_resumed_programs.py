@@ -1,0 +1,82 @@
+"""A program's trace that was cut off goes on: the same bits as a whole one, and only what is the same."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import precaudit
+from precaudit import Entry, Program
+from precaudit.errors import UserError
+from precaudit.recording.programs.resuming import cut_off
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.runs.programs import open_program_run
+
+DRAW = np.random.default_rng(2)
+W = jnp.asarray(DRAW.standard_normal((4, 4)), jnp.bfloat16)
+
+
+def program(first=lambda w, x: (x @ w,), **changes):
+    cases = {n: (jnp.asarray(DRAW.standard_normal((2, 4)) * 0 + i, jnp.bfloat16),) for i, n in enumerate("abc")}
+    then = {"decode": Entry(lambda w, x: (x @ w,), lambda _inputs, out: out, 1, lambda _inputs, out: out, ("y",))}
+    return replace(Program(first, W, cases, outputs=("y",), entry="prefill", then=then), **changes)
+
+
+@pytest.fixture
+def cut(tmp_path):
+    """A run that was cut off in its second case."""
+
+    def stop(_done, _total, what):
+        if what.startswith("b, decode"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace_program(program(), tmp_path / "run", tell=stop)
+    return tmp_path / "run"
+
+
+def test_it_goes_on_with_the_cases_that_it_lacks(cut, tmp_path):
+    assert cut_off(cut) == (1, 3)
+    with pytest.raises(UserError, match="cut off"):
+        open_program_run(cut)
+    told = []
+    opened = trace_program(program(), cut, resume=True, tell=lambda *x: told.append(x[2]))
+    assert {what[0] for what in told} == {"b", "c"}
+    whole = trace_program(program(), tmp_path / "whole")
+    assert opened.record.hashes == whole.record.hashes
+    assert opened.record.bytes == whole.record.bytes
+    assert [n.case for n in opened.record.neutrality] == ["a", "b", "c"]
+    assert [n.case for n in opened.entries[1].record.neutrality] == ["a", "b", "c"]
+    assert cut_off(cut) is None
+
+
+def test_what_was_altered_is_run_again(cut, tmp_path):
+    (cut / "tensors" / "0.1.taps.safetensors").write_bytes(b"other")
+    told = []
+    opened = trace_program(program(), cut, resume=True, tell=lambda *x: told.append(x[2]))
+    assert {what[0] for what in told} == {"a", "b", "c"}
+    assert opened.record.hashes == trace_program(program(), tmp_path / "whole").record.hashes
+
+
+@pytest.mark.parametrize(
+    ("other", "how", "says"),
+    [
+        ({"call": lambda w, x: (2 * x @ w,)}, {}, "the program's operations"),
+        ({"params": 2 * W}, {}, "the parameters"),
+        ({"policy": "bf16"}, {}, "the policy"),
+        ({}, {"taps": "automatic"}, "--taps"),
+        ({}, {"phases": ["prefill"]}, "the entry points"),
+        ({}, {"strict": True}, "--strict"),
+    ],
+)
+def test_what_asks_for_another_run_is_refused(other, how, says, cut):
+    with pytest.raises(UserError, match=f"cannot go on, since it differs in .*{says}"):
+        trace_program(replace(program(), **other), cut, resume=True, **how)
+    assert cut_off(cut) == (1, 3)
+
+
+def test_where_no_run_is_there_is_none_to_go_on_with(tmp_path):
+    with pytest.raises(UserError, match="no run here to go on with"):
+        precaudit.trace(program(), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()

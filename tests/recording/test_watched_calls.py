@@ -1,0 +1,204 @@
+"""``jax.jit`` as a watched script has it: what is counted, what is kept, and the Program that kept calls make."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.errors import CannotJudge
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.watching.calls import LOWERED, Picked, Watch, sequences, shapes_text
+from precaudit.recording.watching.programs import program_of_calls, roles_of
+
+
+@pytest.fixture
+def watching():
+    """Return what starts a watch; JAX is as it was when the test ends."""
+    begun, handed = [], []
+
+    def begin(name="", file="", calls=()):
+        watch = Watch(Picked(name, file, tuple(calls)), lambda _, group: handed.extend(group))
+        watch.put_into(jax)
+        begun.append(watch)
+        watch.handed = handed
+        return watch
+
+    yield begin
+    for watch in begun:
+        watch.take_out(jax)
+
+
+def one(watch, name):
+    (found,) = [f for f in watch.functions if f.name == name]
+    return found
+
+
+def test_every_way_of_jitting_is_counted_by_its_own_name_and_line(watching):
+    watch = watching()
+
+    @jax.jit
+    def bare(x):
+        return x + 1
+
+    @functools.partial(jax.jit, static_argnames="n", donate_argnums=0)
+    def partial(x, n):
+        return x * n
+
+    class Model:
+        @functools.partial(jax.jit, static_argnums=0)
+        def method(self, x, scale=2.0):
+            return bare(x) * scale
+
+    held = jnp.ones(3)
+    closure = jax.jit(lambda: held * 2)
+    model = Model()
+    for _ in range(3):
+        bare(jnp.ones(3))
+    bare(jnp.ones((2, 3), jnp.bfloat16))
+    assert partial(jnp.ones(4), n=3).tolist() == [3, 3, 3, 3]
+    assert model.method(jnp.ones(2), scale=3.0).tolist() == [6, 6]
+    assert closure().tolist() == [2, 2, 2]
+    counts = {f.name: f.calls for f in watch.functions}
+    assert counts == {"bare": 4, "partial": 1, "method": 1, "<lambda>": 1}  # bare within method is its parent's
+    assert [*map(shapes_text, one(watch, "bare").shapes)] == [["float32[3]"], ["bfloat16[2, 3]"]]
+    assert one(watch, "bare").compiled == 2
+    assert one(watch, "bare").place.startswith(__file__)
+    assert one(watch, "method").formats == ("float32",)
+
+
+def test_what_is_traced_or_not_jitted_is_no_call_of_its_own(watching):
+    watch = watching()
+
+    @jax.jit
+    def f(x):
+        return (x * x).sum()
+
+    jax.grad(f)(jnp.ones(3))
+    jax.vmap(f)(jnp.ones((2, 3)))
+    jax.jit(lambda x: f(x) + f(x + 1))(jnp.ones(3))
+    with jax.disable_jit():
+        f(jnp.ones(3))
+    assert one(watch, "f").calls == 0
+    f.lower(jnp.ones(3)).compile()(jnp.ones(3))
+    assert (one(watch, "f").calls, one(watch, "f").unseen[-1]) == (0, LOWERED)
+
+
+def test_calls_of_threads_are_all_counted(watching):
+    watch = watching()
+    f = jax.jit(lambda x: x + 1)
+    threads = [threading.Thread(target=lambda: [f(jnp.ones(2)) for _ in range(20)]) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert watch.functions[-1].calls == 80
+
+
+def loop(watching, calls, donate=()):
+    """Run a decode loop of four steps whose state goes from call to call."""
+    watch = watching("step", calls=calls)
+    weights = jax.random.normal(jax.random.key(0), (8, 8)).astype(jnp.bfloat16)
+    held = jnp.float32(0.5)
+
+    def step(w, state, token):
+        x = jnp.tanh(state @ w) + token.astype(w.dtype) * held.astype(w.dtype)
+        return x.sum(), x
+
+    step = jax.jit(step, donate_argnums=donate)
+    state = jnp.ones(8, jnp.bfloat16)
+    for token in (3, 1, 4, 1):
+        _, state = step(weights, state, jnp.int32(token))
+    return watch.handed
+
+
+@pytest.mark.parametrize("donate", [(), (1,)])
+def test_a_loop_is_one_case_with_its_state_handed_on(watching, tmp_path, donate):
+    kept = loop(watching, (0, 1, 2, 3), donate)
+    roles = roles_of(kept)
+    assert (roles.parameters, roles.state, roles.given) == ((0,), {1: 1}, (2,))
+    program = program_of_calls(kept, "step")
+    assert (program.steps, list(program.cases)) == (3, ["call0to3"])
+    opened = trace_program(program, tmp_path / "run")
+    for call, was in enumerate(kept):  # what is recorded is what the script computed, bit for bit
+        outputs = opened.tensors("call0to3", call, "outputs")
+        assert np.array_equal(outputs["outputs.out1"], was.outputs[1])
+
+
+def test_calls_apart_are_programs_of_their_own(watching):
+    kept = loop(watching, (0, 2, 3))
+    assert [[k.number for k in group] for group in sequences(kept)] == [[0], [2, 3]]
+    alone = program_of_calls(sequences(kept)[0], "step")
+    assert (alone.steps, list(alone.cases)) == (0, ["call0"])
+
+
+def test_the_first_call_of_each_shape_is_kept(watching):
+    watch = watching("f")
+
+    @jax.jit
+    def f(x):
+        return x * 2
+
+    for n in (3, 3, 4, 3, 4):
+        f(jnp.ones(n))
+    assert [k.number for k in watch.handed] == [0, 2]
+
+
+def test_arguments_that_are_not_those_traced_are_refused(watching):
+    kept = loop(watching, (0,))
+    kept[0].inputs.append(np.ones(3))
+    with pytest.raises(CannotJudge, match="call 0 was kept with arguments"):
+        program_of_calls(kept, "step")
+
+
+def test_pmap_is_named_as_not_recorded(watching):
+    watch = watching()
+    jax.pmap(lambda x: x + 1)(jnp.ones((1, 2)))
+    assert (watch.functions[-1].calls, watch.functions[-1].unseen) == (1, ["pmap: counted, not recorded"])
+
+
+def test_a_number_that_is_handed_on_is_state_by_identity(watching):
+    """Two numbers may be equal by chance; the very output of the call before is not."""
+    watch = watching("step", calls=(0, 1, 2))
+
+    def step(x, scale):
+        return x * scale, scale * 0.5
+
+    step = jax.jit(step)
+    x, scale = jnp.ones(4), jnp.float32(2)
+    for _ in range(3):
+        x, scale = step(x, scale)
+    assert roles_of(watch.handed).state == {0: 0, 1: 1}
+
+
+def test_what_is_called_when_the_script_has_ended_is_not_counted(watching):
+    watch = watching()
+    f = jax.jit(lambda x: x + 1)
+    f(jnp.ones(2))
+    watch.take_out(jax)
+    f(jnp.ones(2))
+    assert watch.functions[-1].calls == 1
+
+
+def test_a_function_that_is_jitted_again_and_again_is_one(watching):
+    watch = watching()
+
+    def f(x):
+        return x
+
+    for _ in range(3):
+        jax.jit(f)(jnp.ones(2))
+    assert [(x.name, x.calls, x.equations) for x in watch.functions] == [("f", 3, 0)]
+
+
+def test_a_function_without_equations_is_described_once(watching, monkeypatch):
+    watch = watching()
+    f = jax.jit(lambda x: x)
+    described = []
+    describe = type(f)._describe
+    monkeypatch.setattr(type(f), "_describe", lambda *given: (described.append(1), describe(*given)))
+    for _ in range(3):
+        f(jnp.ones(2))
+    assert (watch.functions[-1].calls, described) == (3, [1])
