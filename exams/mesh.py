@@ -160,7 +160,7 @@ def by_expert(mesh: str, dtype: str) -> Program:
         made = jax.nn.silu(norm(sent) @ w["up"][0]) @ w["down"][0]
         return x + lax.all_to_all(made, "model", split_axis=0, concat_axis=0, tiled=True)
 
-    tokens = jnp.tile(x.reshape(-1, WIDTH), (4, 1))[: n * n * 2]
+    tokens = jnp.tile(x.reshape(-1, WIDTH), (6, 1))[: n * n * 2]
     specs = {"up": P("model"), "down": P("model")}
     f = jax.shard_map(call, mesh=m, in_specs=(specs, P("model")), out_specs=P("model"), check_vma=False)
     return program(f, {"up": ups, "down": downs}, tokens)

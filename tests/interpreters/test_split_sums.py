@@ -124,3 +124,13 @@ def test_parts_that_differ_between_cases_are_not_believed():
     for splits, known in (([one, one], one), ([one, other], {}), ([], {})):
         run = SimpleNamespace(device="cpu:0", neutrality=[SimpleNamespace(split=x) for x in splits])
         assert units_of(run).split == known
+
+
+def test_sums_over_devices_in_their_own_format_are_those_of_the_machine():
+    """``psum`` and ``psum_scatter`` in float16: the sum after every rank's term is rounded, bit for bit."""
+    given = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    run = [sys.executable, "-m", "tests.helpers.device_sums"]
+    out = subprocess.run(run, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name, found in json.loads(out.stdout.splitlines()[-1]).items():
+        assert found["own"] == 0, name
+        assert found["exact"] > found["of"] // 8, name

@@ -1,7 +1,7 @@
 """Sums of an emulated program: in float32, in any order, or rounded to their own format after every term."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -30,7 +30,8 @@ LIBRARY = {
     "polygamma", "qr", "reduce_prod", "regularized_incomplete_beta", "schur", "svd", "symmetric_product",
     "triangular_solve", "tridiagonal", "tridiagonal_solve", "zeta",
 }  # fmt: skip
-OWN = {
+OVER_DEVICES = {"psum", "psum_invariant", "reduce_scatter"}
+OWN = OVER_DEVICES | {
     "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum", "scatter-add", "scatter-sub",
 }  # fmt: skip
 
@@ -104,8 +105,11 @@ def _axes(equation: jex.JaxprEqn) -> Iterable[Sequence[tuple[int, int]]]:
 def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> list[Any]:
     """Return a sum rounded to its own format after every term, lifted.
 
-    ``reduce_sum`` as XLA:CPU adds; others as the platform makes them in that format.
+    ``reduce_sum`` as XLA:CPU adds; over devices in the order of their ranks; others as the platform makes them in that
+    format.
     """
+    if equation.primitive.name in OVER_DEVICES and all(isinstance(a, str) for a in _mesh_axes(equation)):
+        return [_over_devices(equation, x, stored) for x in inputs]
     if equation.primitive.name == "reduce_sum":
         return [own_sum(inputs[0], equation.params["axes"], stored)]
     dtype = equation.outvars[0].aval.dtype
@@ -128,6 +132,25 @@ def own_sum(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> 
         split = x.reshape([k for n, w in zip(x.shape, size, strict=True) for k in (n // w, w)])
         x = _term_by_term(split, range(1, split.ndim, 2), stored)
     return _term_by_term(x, axes, stored)
+
+
+def _mesh_axes(equation: jex.JaxprEqn) -> Any:
+    """Return the axes that a collective sums over: names of a mesh's, or numbers of an array's that JAX maps."""
+    params = equation.params
+    return params["axes"] if "axes" in params else params["axis_name"]
+
+
+def _over_devices(equation: jex.JaxprEqn, x: jax.Array, stored: Callable[[Any], Any]) -> Any:
+    """Return a sum over axes of a mesh, rounded after every device's term; of a ``reduce_scatter`` a device's part."""
+    params = equation.params
+    groups = {"axis_index_groups": params.get("axis_index_groups")}
+    if equation.primitive.name != "reduce_scatter":
+        terms = lax.all_gather(x, _mesh_axes(equation), **groups)
+    else:
+        size, at = params["axis_size"], params["scatter_dimension"]
+        apart = x.reshape(*x.shape[:at], size, -1, *x.shape[at + 1 :]) if params["tiled"] else x
+        terms = lax.all_to_all(jnp.moveaxis(apart, at, 0), params["axis_name"], 0, 0, **groups)
+    return reduce(lambda total, term: stored(total + term), terms)
 
 
 def _term_by_term(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
