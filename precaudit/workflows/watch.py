@@ -15,7 +15,7 @@ import msgspec
 from precaudit.errors import CannotJudge, UserError, nearest
 from precaudit.recording.runs.folders import check_folder
 from precaudit.recording.runs.programs import MANIFEST, open_program_run
-from precaudit.recording.watching.calls import LAST
+from precaudit.recording.watching.calls import LAST, LOWERED
 from precaudit.recording.watching.records import Picking, SeenFunction, SeenRun, SeenScript, WatchedCommand, WatchOrder
 from precaudit.schema.bytes_text import parse_bytes
 from precaudit.schema.records.base import value
@@ -252,6 +252,10 @@ def _check_called(found: Watched, name: str, file: str) -> None:
                 f"{name} was called {within} times, all within another jitted function, vmap or grad: watch what calls "
                 "it"
             )
+        if lowered := [f for f in of if LOWERED in f.unseen]:
+            raise UserError(f"{name} ({lowered[0].place}) was not called: {LOWERED}")
+        if elsewhere := [f for f in found.functions if f.name == name and f.calls]:
+            raise UserError(f"the script called no jitted function {name!r} in {file}, but {elsewhere[0].place}")
         names = sorted({f.name for f in found.functions if f.calls})
         raise UserError(f"the script called no jitted function {name!r}{nearest(name, names)}")
     if not found.runs and not any(f.kept or f.unseen for f in of):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -14,6 +15,7 @@ import precaudit.workflows.audit
 from precaudit.cli import run as command
 from precaudit.errors import CannotJudge, UserError
 from precaudit.recording.runs.programs import open_program_run
+from precaudit.recording.watching.calls import Jitted, Picked, Watch
 from precaudit.workflows.watch import call_numbers, rerun, script_command, watch
 from tests.helpers.paths import EXAMPLES, ROOT
 
@@ -171,6 +173,66 @@ def test_what_was_recorded_is_there_when_a_script_is_killed(tmp_path, capfd):
     assert command(words) == 128 + 9
     assert open_program_run(tmp_path / "run").record.finished
     assert f"precaudit compare {tmp_path / 'run'} --rerun" in capfd.readouterr().err
+
+
+LIBRARY = """
+import equinox as eqx, jax, jax.numpy as jnp
+from functools import partial
+
+class Config:  # hashable, static, and with an attribute that arrays have
+    dtype = "bfloat16"
+
+@eqx.filter_jit
+def train(w, x):
+    return jnp.tanh(x @ w)
+
+@partial(jax.jit, static_argnums=0)
+def scale(config, x):
+    return x * 2
+
+x = train(jnp.ones((4, 4)), jnp.ones((2, 4)))
+print(scale(Config(), x).shape)
+"""
+
+
+def test_a_function_that_a_library_wraps_is_placed_where_it_is_defined(tmp_path):
+    path = script(tmp_path, LIBRARY)
+    found = watch([PYTHON, path], function="train:script.py", output=tmp_path / "run")
+    places = {f.name: f.place.rpartition("/")[2] for f in found.functions if f.calls}
+    assert (places, found.runs) == ({"train": "script.py:8", "scale": "script.py:12"}, [tmp_path / "run"])
+    with pytest.raises(UserError, match=r"'train' in other\.py"):
+        watch([PYTHON, path], function="train:other.py", output=tmp_path / "other")
+
+
+def test_a_static_argument_that_looks_like_an_array_is_none(tmp_path, capfd):
+    """MaxText's configuration has a dtype and no shape: the call was broken off by what looked at it."""
+    found = watch([PYTHON, script(tmp_path, LIBRARY)], function="scale", output=tmp_path / "run")
+    assert (found.code, capfd.readouterr().out, len(found.runs)) == (0, "(2, 4)\n", 1)
+    (scale,) = (f for f in found.functions if f.name == "scale")
+    assert (scale.shapes, scale.unseen) == ((("float32[2, 4]",),), ())
+
+
+def test_what_breaks_while_a_call_is_looked_at_is_said_and_the_script_goes_on(monkeypatch):
+    watcher = Watch(Picked())
+    watcher.use()
+    monkeypatch.setattr(watcher, "shapes", lambda *_: 1 / 0)
+    f = Jitted(jax.jit(lambda x: x + 1), len, {}, watcher)
+    assert f(jnp.ones(2)).tolist() == [2.0, 2.0]
+    (seen,) = watcher.functions
+    assert "broke off: ZeroDivisionError" in seen.unseen[0]
+
+
+SITE = "import jax\nprint('first')\n"
+
+
+def test_jax_imported_before_the_script_is_told(tmp_path, monkeypatch):
+    """``sitecustomize`` runs before anything that is watched."""
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    code, out, err = watched("--", PYTHON, script(tmp_path, FAILING.format(calls=2, end="")))
+    assert (code, out.count("first")) == (0, out.count("\n"))
+    assert "note: JAX was imported before the script: functions jitted before it are not seen" in err
+    assert "<lambda>  script.py:4      2 " in err  # what the script jits is seen
 
 
 FORKS = """

@@ -1,6 +1,6 @@
 """``jax.jit`` as a watched script has it: every jitted function counted by name and line, some calls kept whole.
 
-Loaded into the script's process before it runs; JAX is not imported before the script imports it.
+Loaded before the script runs; JAX is not imported before the script imports it.
 """
 
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precaudit.recording.watching.functions import dynamic_arguments, name_and_place
+from precaudit.recording.watching.functions import called_place, dynamic_arguments, is_renamed, name_and_place
 
 Shapes = tuple[tuple[Any, tuple[int, ...]], ...]  # the format and shape of every array
 LOWERED = "lowered: calls of what it compiled are not seen"
@@ -38,11 +38,12 @@ class Function:
     ``within``: calls inside what JAX traces, whose calls these are; ``compiled``: for how many shapes, formats and
     placements of arguments; ``shapes``: of its array arguments; ``unseen``: what was not watched, and why;
     ``numbers``: of the calls that were kept; ``kept``: those of them that wait for the last of their group, and
-    ``latest`` for what may be the last of all.
+    ``latest`` for what may be the last of all. ``renamed``: its place is a library's wrapper's until it is traced.
     """
 
     name: str
     place: str
+    renamed: bool = False
     calls: int = 0
     within: int = 0
     seconds: float = 0.0
@@ -60,6 +61,11 @@ class Function:
         if why not in self.unseen:
             self.unseen.append(why)
 
+    def place_by(self, traced: Any) -> None:
+        """Learn from a trace where the function is defined that a library's wrapper has the name of."""
+        if self.renamed:
+            self.place, self.renamed = called_place(self.name, traced.jaxpr.jaxpr) or self.place, False
+
 
 @dataclass(frozen=True)
 class Picked:
@@ -75,8 +81,8 @@ class Picked:
 
     def takes(self, of: Function) -> bool:
         """Whether calls of a function are kept."""
-        named = bool(self.name) and of.name == self.name and of.place.rpartition(":")[0].endswith(self.file)
-        return self.every or named
+        here = of.renamed or of.place.rpartition(":")[0].endswith(self.file)
+        return self.every or (bool(self.name) and of.name == self.name and here)
 
     def keeps(self, of: Function, number: int, shapes: Callable[[], Shapes]) -> bool:
         """Whether a call is kept, by its number among the function's or by its shapes."""
@@ -128,9 +134,11 @@ class Watch:
         return getattr(self.busy, "recording", False)
 
     def shapes(self, args: Any, kwargs: Any) -> Shapes:
-        """Return the formats and shapes of a call's arrays."""
-        leaves = self.jax.tree.leaves((args, kwargs))
-        return tuple((x.dtype, x.shape) for x in leaves if getattr(x, "dtype", None) is not None)
+        """Return the formats and shapes of a call's arrays; what else has a format is none."""
+        import numpy as np
+
+        arrays = (self.jax.Array, np.ndarray, np.generic)
+        return tuple((x.dtype, x.shape) for x in self.jax.tree.leaves((args, kwargs)) if isinstance(x, arrays))
 
     def function_of(self, f: Any) -> Function:
         """Return the record of a function that is jitted here; of one that is jitted again, the one it has."""
@@ -138,7 +146,7 @@ class Watch:
             named = name_and_place(f)
             same = (x for x in self.functions if (x.name, x.place) == named and x.place)
             if (found := next(same, None)) is None:
-                self.functions.append(found := Function(*named))
+                self.functions.append(found := Function(*named, renamed=is_renamed(f)))
             return found
 
     def hand_over(self, of: Function, ended: bool = False) -> None:
@@ -211,15 +219,25 @@ class Jitted:
         with watch.lock:
             number = of.calls
             of.calls += 1
-        kept = self._keep(number, args, kwargs) if self._taken else None
+        kept = self._unless_it_fails(self._keep, number, args, kwargs) if self._taken else None
         began = time.perf_counter()
         out = self._jitted(*args, **kwargs)
         of.seconds += time.perf_counter() - began
         if self._size is None or self._size() != self._known or not of.shapes:
-            self._describe(args, kwargs)
+            self._unless_it_fails(self._describe, args, kwargs)
         if self._taken:
-            self._ended(number, kept, out)
+            self._unless_it_fails(self._ended, number, kept, out)
         return out
+
+    def _unless_it_fails(self, f: Callable[..., Any], *args: Any) -> Any:
+        """Return what looking at a call gives; where that breaks, None: the script goes on, and it is said."""
+        try:
+            return f(*args)
+        except Exception as error:
+            from precaudit.recording.programs.preparing import error_text
+
+            self._of.note(f"what was to be seen of a call broke off: {error_text(error)}")
+            return None
 
     def _keep(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kept | None:
         """Return a call's arguments where it is picked, copied before it may take their buffers over."""
@@ -229,6 +247,10 @@ class Jitted:
         before, self._copies = self._copies, {}
         try:
             traced = self._jitted.trace(*args, **kwargs)
+            of.place_by(traced)
+            if not picked.takes(of):
+                self._taken = False
+                return None
             leaves = self._watch.jax.tree.leaves(dynamic_arguments(self._jitted, self._fun, self._how, args, kwargs))
             for x in leaves:  # one copy of what several calls are given
                 held, copied = before.get(id(x), (None, None))
@@ -269,11 +291,12 @@ class Jitted:
         if of.equations:
             return
         try:
-            jaxpr = self._jitted.trace(*args, **kwargs).jaxpr.jaxpr
+            traced = self._jitted.trace(*args, **kwargs)
         except Exception:
             return
+        of.place_by(traced)
         formats: dict[str, None] = {}
-        of.equations = _count(jaxpr, formats)
+        of.equations = _count(traced.jaxpr.jaxpr, formats)
         of.formats = tuple(formats)
 
 

@@ -32,16 +32,40 @@ def _several(x: Any) -> tuple[Any, ...]:
 
 def name_and_place(f: Any) -> tuple[str, str]:
     """Return what a function is called and FILE:LINE where it is defined, through what wraps it."""
-    inner = f
-    while True:
-        if isinstance(inner, functools.partial):
-            inner = inner.func
-        elif hasattr(inner, "__wrapped__"):
-            inner = inner.__wrapped__
-        elif inspect.ismethod(inner):
-            inner = inner.__func__
-        else:
-            break
+    inner = _innermost(f)
     code = getattr(inner, "__code__", None)
     name = getattr(inner, "__name__", type(inner).__name__)
     return name, "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def is_renamed(f: Any) -> bool:
+    """Whether a function goes by another name than its ``def`` gives it: that of what it calls."""
+    inner = _innermost(f)
+    code = getattr(inner, "__code__", None)
+    return code is not None and code.co_name != inner.__name__
+
+
+def called_place(name: str, jaxpr: Any) -> str | None:
+    """Return FILE:LINE where the function of a name is defined in which a jaxpr's equations were made; None: in none.
+
+    Of several the outermost, which calls the others.
+    """
+    for equation in jaxpr.eqns:
+        trace = getattr(equation.source_info, "traceback", None)
+        codes = [] if trace is None else [c for c in trace.raw_frames()[0] if c.co_name == name]
+        if codes:
+            return f"{codes[-1].co_filename}:{codes[-1].co_firstlineno}"
+    return None
+
+
+def _innermost(f: Any) -> Any:
+    """Return what a function is of, through partials, wrappers that say so, and methods."""
+    while True:
+        if isinstance(f, functools.partial):
+            f = f.func
+        elif hasattr(f, "__wrapped__"):
+            f = f.__wrapped__
+        elif inspect.ismethod(f):
+            f = f.__func__
+        else:
+            return f
