@@ -222,6 +222,29 @@ def test_what_breaks_while_a_call_is_looked_at_is_said_and_the_script_goes_on(mo
     assert "broke off: ZeroDivisionError" in seen.unseen[0]
 
 
+DONATED = """
+import functools, jax, jax.numpy as jnp
+
+@functools.partial(jax.jit, donate_argnums=(1, 2))
+def step(w, key, x):
+    key, other = jax.random.split(key)
+    return key, jnp.tanh(x @ w) + jax.random.normal(other, x.shape)
+
+key, x = jax.random.key(0), jnp.ones((2, 4))
+for _ in range(4):
+    key, x = step(jnp.ones((4, 4)) / 8, key, x)
+print(x.sum())
+"""
+
+
+def test_keys_that_a_call_takes_over_are_kept(tmp_path, capfd):
+    path = script(tmp_path, DONATED)
+    plain = subprocess.run([PYTHON, path], capture_output=True, text=True, check=True)
+    found = watch([PYTHON, path], function="step", calls="1:3", output=tmp_path / "run")
+    assert (capfd.readouterr().out, found.seen.notes) == (plain.stdout, ())
+    assert precaudit.gate(found.runs[0]).exit_code == 0
+
+
 SITE = "import jax\nprint('first')\n"
 
 

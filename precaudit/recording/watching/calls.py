@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precaudit.recording.watching.functions import called_place, dynamic_arguments, is_renamed, name_and_place
+from precaudit.recording.watching.functions import (
+    called_place,
+    dynamic_arguments,
+    host_copy,
+    is_renamed,
+    name_and_place,
+)
 
 Shapes = tuple[tuple[Any, tuple[int, ...]], ...]  # the format and shape of every array
 LOWERED = "lowered: calls of what it compiled are not seen"
@@ -254,7 +260,7 @@ class Jitted:
             leaves = self._watch.jax.tree.leaves(dynamic_arguments(self._jitted, self._fun, self._how, args, kwargs))
             for x in leaves:  # one copy of what several calls are given
                 held, copied = before.get(id(x), (None, None))
-                self._copies[id(x)] = (x, copied if held is x else _on_host(x))
+                self._copies[id(x)] = (x, copied if held is x else host_copy(x))
         except Exception as error:
             of.note(f"call {number} was not kept: {type(error).__name__}: {str(error).splitlines()[0]}")
             return None
@@ -271,7 +277,7 @@ class Jitted:
             self._copies = {}
         if kept is None:
             return
-        kept.outputs = [_on_host(x) for x in leaves]
+        kept.outputs = [host_copy(x) for x in leaves]
         if LAST in picked.calls:
             of.latest = kept
         if picked.calls and kept.number not in picked.calls:
@@ -303,16 +309,6 @@ class Jitted:
 def shapes_text(shapes: Shapes) -> list[str]:
     """Return the formats and shapes of arrays as ``float32[2, 3]``."""
     return [f"{dtype}{list(shape)}" for dtype, shape in shapes]
-
-
-def _on_host(x: Any) -> Any:
-    """Return a leaf as an array of the host, keys as they are."""
-    import jax
-    import numpy as np
-
-    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return x
-    return np.array(x) if hasattr(x, "dtype") or isinstance(x, bool | int | float | complex) else x
 
 
 def _count(jaxpr: Any, formats: dict[str, None]) -> int:

@@ -69,3 +69,13 @@ def _innermost(f: Any) -> Any:
             f = f.__func__
         else:
             return f
+
+
+def host_copy(x: Any) -> Any:
+    """Return a copy of a leaf that stays when the call takes its buffer over: an array of the host, a key of JAX's."""
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(np.array(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    return np.array(x) if hasattr(x, "dtype") or isinstance(x, bool | int | float | complex) else x
