@@ -18,6 +18,7 @@ from precaudit.cli._options import write
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="RUN", help="The run's folder."
 )
+@click.option("--model", metavar="PATH", help="The model it is: hold the calls against its textbook, too.")
 @click.option("--gate", is_flag=True, help="Judge the run, and exit with its verdict.")
 @click.option("--no-compare", is_flag=True, help="Record alone.")
 @click.option("--force", is_flag=True, help="Write over a run that is there.")
@@ -25,8 +26,8 @@ from precaudit.cli._options import write
               help="Write the functions here, as JSONL.")  # fmt: skip
 def command(
     words: tuple[str, ...], function: str | None, calls: str | None, layers: str | None, points: str | None,
-    positions: str | None, most: str | None, output: Path | None, gate: bool, no_compare: bool, force: bool,
-    json_file: Path | None,
+    positions: str | None, most: str | None, output: Path | None, model: str | None, gate: bool, no_compare: bool,
+    force: bool, json_file: Path | None,
 ) -> int:  # fmt: skip
     """Run COMMAND as it is and say which functions it jitted.
 
@@ -45,6 +46,8 @@ def command(
     from precaudit.reports.watching import watch_report
     from precaudit.workflows.watch import watch
 
+    if model is not None and no_compare:
+        raise UserError("watch: --model is what calls are compared with; leave out --no-compare")
     if gate and (function is None or no_compare):
         raise UserError("watch: --gate judges calls that are compared: give --function NAME and -o RUN")
     if function is None and (
@@ -56,6 +59,7 @@ def command(
                 ("--points", points),
                 ("--positions", positions),
                 ("--most", most),
+                ("--model", model),
                 ("-o", output),
             )
             if x is not None
@@ -64,7 +68,7 @@ def command(
         raise UserError(f"watch: {', '.join(other)}: of which function? Give --function NAME")
     found = watch(
         words, function=function, calls=calls, output=output, layers=layers, points=points, positions=positions,
-        most=most, compare=not no_compare, diagnose=gate, force=force,
+        most=most, compare=not no_compare, model=model, diagnose=gate, force=force,
     )  # fmt: skip
     report = watch_report(words, found.code, found.seen, found.functions, found.runs)
     print_report(report, console(stderr=True))

@@ -29,8 +29,8 @@ def first_part(beside: Shown, pair: Pair, each: Sequence[Inputs]) -> Pair:
         for (b, s), o in zip(its, each, strict=True):
             for call, rows in enumerate(beside.calls):
                 first, end = (int(i) for i in np.searchsorted(s.rows, (rows.start, rows.stop)))
-                if first < end and _differs(part, beside.keyed[part][call][b][:, s.rows[first:end] - rows.start],
-                                            o.rows(slice(first, end))):  # fmt: skip
+                shown = beside.keyed[part][call][b][:, s.rows[first:end] - rows.start, s.lead :]
+                if first < end and _differs(part, shown, o.rows(slice(first, end))):
                     return part
     return pair
 

@@ -1,4 +1,4 @@
-"""What a program's caches hold beside the textbook's keys and values, a position in the slot of its number."""
+"""What a program's caches hold beside the textbook's keys and values, a position in its slot after padding."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -42,11 +42,12 @@ def read_caches(
                 if before is not None:
                     mine, first = np.concatenate([before[pair.point != CACHES[KEYS]], mine]), 0
                 end = first + len(mine)
-                if end > seen.shape[1]:
+                if s.lead + end > seen.shape[1]:
                     raise UserError(
                         f"{book.where}: [points] {pair.point}: {pair.shown.name!r} has {seen.shape[1]} slots for "
                         f"{end} positions; a cache that begins again is not held against the textbook"
                     )
-                wanted[b, first:end], at[b, first:end] = mine, np.arange(first, end)
+                slots = slice(s.lead + first, s.lead + end)
+                wanted[b, slots], at[b, slots] = mine, np.arange(first, end)
             found.setdefault(pair, []).append(CachePair(seen, wanted, at))
     return found

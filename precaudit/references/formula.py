@@ -9,8 +9,17 @@ from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places, not_taken
 from precaudit.references.cached import MADE, CachePair, read_caches
-from precaudit.references.mapped import MappedTextbook, Pair, as_cache, as_keyed, as_textbook, starts, whole_sequences
-from precaudit.references.padding import as_rows, padding
+from precaudit.references.mapped import (
+    MappedTextbook,
+    Pair,
+    as_cache,
+    as_keyed,
+    as_textbook,
+    each_its_own,
+    starts,
+    whole_sequences,
+)
+from precaudit.references.padding import Padding, padding
 from precaudit.references.sequences import Beginning, Tokens, caches_of, find_beginnings
 from precaudit.schema.graphs.decoder import POINTS, row_shapes
 from precaudit.schema.limits.checks import SAME
@@ -150,7 +159,7 @@ def stored_sequences(opened: Opened, book: MappedTextbook, case: str) -> Stored:
 def _ids(opened: Opened, book: MappedTextbook, case: str, calls: int) -> tuple[Array, list[slice]]:
     """Return the token ids [B, T] of a case's first calls, and each call's rows."""
     given = [opened.tensors(case, call, "inputs") for call in range(calls)]
-    found, rows = whole_sequences(given, book.tokens, book.where)
+    found, rows = whole_sequences(given, book.tokens, book.where, each_its_own(given, book.names))
     if found.size and not 0 <= found.min() <= found.max() < book.config.vocab:
         raise UserError(f"{book.where}: tokens = {book.tokens}: that input holds numbers outside the vocabulary")
     return found, rows
@@ -185,18 +194,22 @@ def _real(
     ids, calls = given
     real, leaf = np.ones(ids.shape, bool), book.names.lengths
     if leaf is None:
-        first = opened.tensors(case, 0, "inputs")
-        leaf = padding(book.model, seen, calls[0], first, book.tokens, near)
-    for call, rows in enumerate(calls if leaf is not None else ()):
-        x = opened.tensors(case, call, "inputs").get(str(leaf))
-        said = None if x is None else as_rows(x, len(ids), rows.stop - rows.start)
-        if said is None:
+        first, at = opened.tensors(case, 0, "inputs"), calls[0]
+        found = padding(book.model, seen, at, first, (book.tokens, ids[:, at]), near)
+    else:
+        found = Padding("rows", leaf)
+    for call, rows in enumerate(calls if found is not None and found.kind == "rows" else calls[:1]):
+        its = opened.tensors(case, call, "inputs")
+        said = found.rows(its, ids[:, rows]) if found is not None else None
+        if said is None and leaf is not None:
+            x = its.get(str(leaf))
             told = "is not there" if x is None else f"is {x.dtype} {list(x.shape)}"
             raise UserError(
                 f"{book.where}: lengths = {leaf}: that input {told}; it holds how many rows of a call are each "
                 f"sequence's [{len(ids)}], or a mask of them [{len(ids)}, {rows.stop - rows.start}]"
             )
-        real[:, rows] = said
+        if said is not None:
+            real[:, rows] = said
     return real
 
 

@@ -20,7 +20,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.mapped_tensors import mapped_tensors, parameter_leaves
-from precaudit.references.names_map import Names, ProgramNames, SeenPoint
+from precaudit.references.names_map import Input, Names, ProgramNames, SeenPoint
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
 from precaudit.schema.policies import announced_policy
@@ -179,15 +179,28 @@ def as_keyed(pair: Pair, x: Array, shape: tuple[int, int, int], where: str) -> A
     return x.reshape(*shape, -1)
 
 
-def whole_sequences(calls: Sequence[Mapping[str, Array]], leaf: int, where: str) -> tuple[Array, list[slice]]:
-    """Return the token ids [B, T] of all calls one after another, and each call's rows; raises UserError."""
+def each_its_own(calls: Sequence[Mapping[str, Array]], names: ProgramNames) -> bool:
+    """Whether token ids [N] are of N sequences: as the map says, or where an input says N starts."""
+    if names.batch is not None or not calls or not isinstance(names.start, Input):
+        return bool(names.batch)
+    x = calls[0].get(str(names.start.input))
+    return x is not None and x.size > 1
+
+
+def whole_sequences(
+    calls: Sequence[Mapping[str, Array]], leaf: int, where: str, each: bool = False
+) -> tuple[Array, list[slice]]:
+    """Return the token ids [B, T] of all calls one after another, and each call's rows; raises UserError.
+
+    ``each``: ids [N] are of N sequences, one of each, and not N of one.
+    """
     found: list[Array] = []
     for held in calls:
         x = held.get(str(leaf))
         if x is None or x.dtype.kind not in "iu" or x.ndim > 2:
             told = "is not there" if x is None else f"is {x.dtype} {list(x.shape)}"
             raise UserError(f"{where}: tokens = {leaf}: that input {told}; token ids are integers: [B, T], [T] or one")
-        found.append(np.atleast_2d(x))
+        found.append(x[:, None] if each and x.ndim == 1 else np.atleast_2d(x))
     edges = np.cumsum([0, *(x.shape[1] for x in found)])
     return np.concatenate(found, axis=1), [slice(int(a), int(b)) for a, b in pairwise(edges)]
 

@@ -1,6 +1,7 @@
 """A names map (TOML): under which names a program has a family's tensors and points.
 
 tokens = 0                     # which of a call's inputs (leaves of the tuple, in order) holds token ids [B, T]
+batch = true                   # ids [N] are of N sequences, one of each, and not N of one
 start = 4                      # position of the first row, or of which input [B] says it: { input = 1 }; or found
 lengths = 2                    # which input says how many rows of a call are each sequence's [B], or which [B, T]
 
@@ -17,7 +18,7 @@ attn_out = { name = "encoded{#}", axes = "b h t k -> b t h k" }
 scores = "scores{#}"           # [batch, query heads, rows, keys], as probs: a key in the slot of its position
 k_cache = "read_k"             # what attention reads of a cache [B, S, G, K], a position in the slot of its number
 
-[entries.decode]               # what is otherwise in an entry point: tokens, start, lengths, and points of its own
+[entries.decode]               # what is otherwise in an entry point: tokens, batch, start, lengths, and points
 points.k_cache = "read_k"
 points.mlp_act = false         # shown in the others alone
 """
@@ -55,6 +56,7 @@ class EntryNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int | None = None
     start: int | Input | None = None
     lengths: int | None = None
+    batch: bool | None = None
     points: dict[str, SeenPoint | str | Literal[False]] = msgspec.field(default_factory=dict)
 
 
@@ -64,6 +66,7 @@ class ProgramNames(Layout, frozen=True, forbid_unknown_fields=True):
     tokens: int | None = None
     start: int | Input | None = None
     lengths: int | None = None
+    batch: bool | None = None
     points: dict[str, SeenPoint | str] = msgspec.field(default_factory=dict)
     entries: dict[str, EntryNames] = msgspec.field(default_factory=dict)
 
@@ -74,7 +77,7 @@ class ProgramNames(Layout, frozen=True, forbid_unknown_fields=True):
         start = Input(record.start) if record.start is not None else None
         found = {
             "tokens": _first(own.tokens, self.tokens, record.tokens, 0), "start": _first(own.start, self.start, start),
-            "lengths": _first(own.lengths, self.lengths),
+            "lengths": _first(own.lengths, self.lengths, record.lengths), "batch": _first(own.batch, self.batch),
         }  # fmt: skip
         return msgspec.structs.replace(self, points=points, entries={}, **found)
 

@@ -1,10 +1,11 @@
 """Which rows of a batch hold sequences and which are padding: what the map says, or what is found among the inputs.
 
-Nobody reads padding, so what a program makes there is nobody's: it is in no formula record, and counted. A length is
-only taken from an input that no map names where the values at the padding show that its keys are masked.
+Nobody reads padding, so what a program makes there is nobody's: it is in no formula record, and counted. What no map
+names is only taken for padding where the values show that no row of a sequence reads it, or that it reads nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,28 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.graphs.decoder import KEYS, MIX, POINTS, QUERY, VALUES
 
 Shown = Mapping[tuple[int | None, str], Array]
+
+
+class Padding(NamedTuple):
+    """What says which rows of a call are padding: an input, by its leaf, or a token id that no sequence has.
+
+    ``kind``: "rows", how many rows of a call are each sequence's [B], from its first on, or a mask of them [B, T];
+    "lead": how many before each sequence's first are padding [B]; "id": the token of padding is ``number``.
+    """
+
+    kind: Literal["rows", "lead", "id"]
+    number: int
+
+    def rows(self, given: Mapping[str, Array], ids: Array) -> Array | None:
+        """Return which rows [B, T] of a call are a sequence's, of its inputs and ids; None where neither says it."""
+        if self.kind == "id":
+            return np.asarray(ids != self.number)
+        x = given.get(str(self.number))
+        if x is None or self.kind == "rows":
+            return None if x is None else as_rows(x, *ids.shape)
+        if x.dtype.kind in "iu" and x.size == len(ids) and x.ndim <= 2 and (x >= 0).all():
+            return np.asarray(np.arange(ids.shape[1]) >= x.reshape(-1, 1))
+        return None
 
 
 def as_rows(x: Array, batch: int, rows: int) -> Array | None:
@@ -31,25 +54,60 @@ def as_rows(x: Array, batch: int, rows: int) -> Array | None:
     return None
 
 
-def padding(
-    model: Model, shown: Shown, rows: slice, first: Mapping[str, Array], tokens: int, near: float
-) -> int | None:
-    """Return the input of the first call that says which of its rows are a sequence's; None where none does.
+def possible_padding(first: Mapping[str, Array], tokens: int, ids: Array) -> Iterator[tuple[Padding, Array]]:
+    """Yield what may say which rows of a first call are padding, and the rows [B, T] that are a sequence's by it.
 
-    ``shown``: [B, T, …] of all calls; ``near``: relative distance within which attention's output is the textbook's.
+    Each sequence's are at least one, one after another, and not all rows are. A token id may be that of padding where
+    it is at the ends of sequences of several lengths, more than once in one.
     """
-    batch, n = len(next(iter(shown.values()))), rows.stop - rows.start
-    best: tuple[int, int] | None = None
-    for name, x in first.items():
-        real = None if int(name) == tokens or x.ndim > 2 else as_rows(x, batch, n)
-        if real is None or real.all() or not real[:, 0].all() or (real[:, 1:] > real[:, :-1]).any():
+    leaves = [int(n) for n, x in first.items() if int(n) != tokens and x.ndim <= 2]
+    every = [*(Padding("rows", n) for n in leaves), *(Padding("lead", n) for n in leaves)]
+    every += [Padding("id", int(n)) for n in np.unique(ids[:, [0, -1]])]
+    for one in every:
+        real = one.rows(first, ids)
+        if real is None or real.all() or not real.any(axis=1).all():
             continue
-        ends = real.sum(axis=1)
+        lengths = real.sum(axis=1)
+        if one.kind == "id" and (len(set(lengths.tolist())) == 1 or ids.shape[1] - lengths.min() < 2):
+            continue
+        if (np.abs(np.diff(real.astype(int), axis=1, prepend=0, append=0)).sum(axis=1) == 2).all():
+            yield one, real
+
+
+def padding(
+    model: Model, shown: Shown, rows: slice, first: Mapping[str, Array], tokens: tuple[int, Array], near: float
+) -> Padding | None:
+    """Return what says which rows of the first call are padding, as the values show it; None where nothing does.
+
+    ``shown``: [B, T, …] of all calls; ``tokens``: the input of token ids, and these; ``near``: relative distance within
+    which attention's output is the textbook's.
+    """
+    best: tuple[int, Padding] | None = None
+    for one, real in possible_padding(first, *tokens):
         if best is not None and real.sum() >= best[0]:
             continue
-        if all(_reads_no_padding(model, shown, rows, b, ends, near) for b in range(batch)):
-            best = int(real.sum()), int(name)
+        begins, ends = real.argmax(axis=1), real.shape[1] - real[:, ::-1].argmax(axis=1)
+        own = [slice(int(a), int(b)) for a, b in zip(begins, ends, strict=True)]
+        if all(
+            _reads_its_own(model, shown, rows, b, at, near)
+            if at.start
+            else _reads_no_padding(model, shown, rows, b, ends, near)
+            for b, at in enumerate(own)
+        ):
+            best = int(real.sum()), one
     return None if best is None else best[1]
+
+
+def _reads_its_own(model: Model, shown: Shown, rows: slice, b: int, own: slice, near: float) -> bool:
+    """Whether a sequence's rows, with padding before them, read their own keys alone."""
+    normed = POINTS[KEYS].inputs[0]
+    if any((0, name) not in shown for name in (MIX, QUERY, normed)):
+        return False
+    read, q, seen = (widen(shown[0, name][b, rows][own]) for name in (normed, QUERY, MIX))
+    at = np.arange(len(q))
+    k, v = (model.apply(name, model.context(0, at, FP64), [read]) for name in (KEYS, VALUES))
+    made = attention(q, k, v, at, AttentionRule.of(model.config, 0), FP64)
+    return bool(np.linalg.norm(made - seen) <= near * np.linalg.norm(seen))
 
 
 def _reads_no_padding(model: Model, shown: Shown, rows: slice, b: int, ends: Array, near: float) -> bool:

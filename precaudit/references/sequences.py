@@ -27,7 +27,8 @@ class Tokens:
     """A sequence: its token ids [n], which of the calls' rows, one after another, hold them [n], what was before.
 
     ``unwritten``: the slots before the one of its first row that hold nothing; None where none do not, or no cache is
-    known. ``beyond``: those from the slot of its first row on that hold something before; None where none do.
+    known. ``beyond``: those from the slot of its first row on that hold something before; None where none do. ``lead``:
+    the slot of position 0, after padding before the sequence.
     """
 
     ids: Array
@@ -35,6 +36,7 @@ class Tokens:
     earlier: Earlier = FIRST
     unwritten: range | None = None
     beyond: range | None = None
+    lead: int = 0
 
     @property
     def positions(self) -> Array:
@@ -43,11 +45,15 @@ class Tokens:
 
 
 class Before(NamedTuple):
-    """What came before a sequence, and the slots around its first call's rows that hold nothing, and too much."""
+    """What came before a sequence, the slots around its first call's rows that hold nothing, and too much, and its own.
+
+    ``lead``: the slot of its position 0.
+    """
 
     earlier: Earlier = FIRST
     unwritten: range | None = None
     beyond: range | None = None
+    lead: int = 0
 
 
 class Beginning(NamedTuple):
@@ -74,7 +80,7 @@ def find_beginnings(p: Beginning, told: Sequence[int] | None, near: float) -> li
     ``told``: positions of their first rows; ``near``: the relative distance of a query from the textbook's at its own
     position, 1e-6 in FP64.
     """
-    new = [Before()] * p.batch
+    new = [Before(lead=int(first)) for first in p.lead]
     if told is not None and not any(told):
         return new
     turned = [_first_position(p, b, near) for b in range(p.batch)]
@@ -107,7 +113,7 @@ def _earlier(
     kept = {i: (mine[i, KEYS].held[first:][:start], mine[i, VALUES].held[first:][:start]) for i in layers}
     # in a ring, where a row's slot is not its position, what stands from there on is older and may be read
     beyond = range(slot, slot + int(np.argmin([*filled[slot:], False]))) if slot == start else None
-    return Before(Earlier(start, kept) if start else FIRST, gap, beyond or None)
+    return Before(Earlier(start, kept) if start else FIRST, gap, beyond or None, first)
 
 
 def _as_read(p: Beginning, cache: CacheState, b: int, at: Sequence[int | None]) -> bool:

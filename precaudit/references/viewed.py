@@ -183,11 +183,11 @@ def _cut(stored: Stored, found: Viewed, pair: Pair) -> Iterator[tuple[Place, Arr
             keys = s.earlier.start + first + n
             if row.state:
                 if phase == "decode":
-                    yield place, stored.caches[pair][call][b, :keys], np.arange(keys)
+                    yield place, stored.caches[pair][call][b, s.lead : s.lead + keys], np.arange(keys)
                 continue
             if row.over_keys:
                 at = s.rows[first : first + n] - stored.calls[call].start
-                yield place, stored.keyed[pair][call][b][:, at, :keys], positions
+                yield place, stored.keyed[pair][call][b][:, at, s.lead : s.lead + keys], positions
                 continue
             values = stored.seen[pair][b, s.rows[first : first + n]]
             if phase == "prefill" and pair.layer is not None and (name, pair.layer, pair.point) in found.kept:
@@ -209,7 +209,7 @@ def _written(stored: Stored, found: Viewed, pair: Pair, point: str) -> Iterator[
             )
             if n:
                 at = np.arange(start, s.earlier.start + first + n)
-                yield Place(name, phase, call, pair.layer, point), stored.caches[pair][call][b, at], at
+                yield Place(name, phase, call, pair.layer, point), stored.caches[pair][call][b, s.lead + at], at
 
 
 def _hold(found: Viewed, run: ViewedRun, place: Place, values: Array, positions: Array) -> None:

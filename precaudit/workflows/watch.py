@@ -66,6 +66,7 @@ def watch(
     positions: str | None = None,
     most: str | None = None,
     compare: bool = True,
+    model: str | None = None,
     diagnose: bool = False,
     force: bool = False,
     folder: Path | str | None = None,
@@ -77,7 +78,8 @@ def watch(
     NAME:FILE of the jitted function whose calls are recorded; ``calls``: which, ``"0,2:4"``, ``"-1"`` the last (None:
     the first of every shape). ``output``: the folder of the run; a folder in it for each where they are several.
     ``layers``, ``points``, ``positions`` (of the calls that are recorded): filters, as of ``trace``; ``most``: bytes
-    that may be recorded, ``"8GB"``; ``diagnose``: runs that fail are diagnosed, too. ``folder``: where it is run (None:
+    that may be recorded, ``"8GB"``; ``model``: whose textbook they are held against, as ``compare`` takes it;
+    ``diagnose``: runs that fail are diagnosed, too. ``folder``: where it is run (None:
     here); ``aside``: its output goes to stderr.
 
     The script's output and exit code are its own. Raises UserError where the command runs no Python, its Python has no
@@ -92,13 +94,15 @@ def watch(
         name=name, file=file, calls=tuple(call_numbers(calls)), layers=layers, points=points, positions=positions
     )
     allowed = None if most is None else parse_bytes(most, "--most")
+    if model is not None:
+        model = _model_folder(model)
     if output is not None:
         _clear(Path(output), force)  # before the script, which may run for hours
     said = "precaudit watch -- " + " ".join(command)
     with tempfile.TemporaryDirectory() as told:
         order = WatchOrder(
             picked=picked, command=_described(python, rest, picked, where), compare=compare, diagnose=diagnose,
-            force=force, most=allowed, output=None if output is None else str(Path(output).resolve()),
+            model=model, force=force, most=allowed, output=None if output is None else str(Path(output).resolve()),
             result=str(Path(told) / "seen.json"), said=said,
         )  # fmt: skip
         code, seen = _run(python, rest, order, where, sys.stderr.fileno() if aside else None)
@@ -106,6 +110,16 @@ def watch(
     if name and found.seen is not None and code == 0:
         _check_called(found, name, file)
     return found
+
+
+def _model_folder(model: str) -> str:
+    """Return where a model's files are, wherever the command is run; raises UserError before it is run."""
+    from precaudit.models.checkpoints import open_checkpoint
+
+    there = Path(model).expanduser()
+    said = str(there.resolve()) if there.exists() else model
+    open_checkpoint(said)
+    return said
 
 
 def rerun(

@@ -14,6 +14,7 @@ import precaudit
 import precaudit.workflows.audit
 from precaudit.cli import run as command
 from precaudit.errors import CannotJudge, UserError
+from precaudit.judging.programs import program_errors
 from precaudit.recording.runs.programs import open_program_run
 from precaudit.recording.watching.calls import Jitted, Picked, Watch
 from precaudit.workflows.watch import call_numbers, rerun, script_command, watch
@@ -47,6 +48,46 @@ def test_one_command_from_an_unedited_script_to_a_verdict(tmp_path):
     record = open_program_run(run).record
     assert (record.calls, record.cases) == (3, ("call2to4",))
     assert {p.name.partition("~")[0] for p in record.points} >= {"scores", "probs", "logits"}
+
+
+DECODES = """
+import sys
+from pathlib import Path
+import jax
+import jax.numpy as jnp
+sys.path.insert(0, {examples!r})
+import own_decoder as own
+own.write_checkpoint(Path({model!r}))
+step, cache, token = jax.jit(own.step), own.empty, jnp.int32(17)
+for position in range(4):
+    logits, cache = step(own.params, token, jnp.int32(position), cache)
+    token = jnp.argmax(logits).astype(jnp.int32)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new", "expected"), [("", "", 0), ("HEAD**-0.5", "HEAD**-1.0", 1)])
+def test_a_script_is_held_against_the_textbook_of_the_model_that_it_runs(tmp_path, old, new, expected):
+    for name in ("own_decoder.py", "own_decoder.json"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text().replace(old or "\0", new))
+    model = tmp_path / "model"
+    model.with_suffix(".json").write_text((EXAMPLES / "own_decoder.json").read_text())
+    serve = script(tmp_path, DECODES.format(examples=str(tmp_path), model=str(model)))
+    subprocess.run([PYTHON, serve], check=True)
+    picked = ("--gate", "--function", "step", "--calls", "0:4", "--model", str(model), "-o", str(tmp_path / "run"))
+    code, out, _ = watched(*picked, "--", PYTHON, serve)
+    assert code == expected, out
+    assert "formula" in {e.kind for e in program_errors(open_program_run(tmp_path / "run"))}
+    assert ("the formula is not the reference's" in out) == (expected == 1)
+
+
+def test_a_model_that_is_not_there_is_told_before_the_script_runs(tmp_path):
+    serve = script(tmp_path, "print('ran')")
+    code, out, err = watched(
+        "--function", "f", "-o", str(tmp_path / "run"), "--model", "nowhere/model", "--", PYTHON, serve
+    )
+    assert (code, out) == (2, "")
+    assert "nowhere/model" in err
 
 
 FAILS = """

@@ -15,12 +15,22 @@ class HeldCause(NamedTuple):
     says: str
 
 
+def lost_text(e: ErrorRecord, dtype: str) -> str:
+    """Return which whole numbers a format does not hold, how far off the others are, and how many collide."""
+    which = f"{e.lost:,} of {e.n:,} whole numbers are held as others"
+    if e.lost_between is not None:
+        least, most = (value(x) for x in e.lost_between)
+        which += f", {least:g} to {most:g}" if least < most else f", {least:g}"
+    off = "" if e.max_diff is None else f", by up to {value(e.max_diff):g}"
+    collide = f", and {e.collisions:,} collide" if e.collisions else ""
+    return f"{which}{off}{collide}: {dtype} does not have them"
+
+
 def held_cause(e: ErrorRecord, p: ProgramPoint) -> HeldCause | None:
     """Return what a local record of a point tells of its cause; None where it tells nothing."""
     at = f"{p.name} ({p.source})"
     if e.lost:
-        off = "" if e.max_diff is None else f", by up to {value(e.max_diff):g}"
-        says = f"{e.lost:,} of {e.n:,} whole numbers are held as others{off}: {p.dtype} does not have them; {at}"
+        says = f"{lost_text(e, p.dtype)}; {at}"
         return HeldCause("format", f"whole numbers in {p.dtype}", says)
     if e.narrow is not None:  # the textbook makes these values so, which is more than that a sum closes
         return HeldCause("format", e.narrow.cause, f"{e.narrow.says}; {at}")

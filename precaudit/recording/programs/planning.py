@@ -104,6 +104,7 @@ def entry_run(one: Planned, layers: Sequence[int] | None) -> EntryRun:
         automatic=one.made.automatic, calls=len(one.calls), points=points_of(one.made, layers, one.asked),
         outputs=outputs_of(one.program, one.asked), renamed=dict(one.program.points or {}),
         loops=recorded_loops(one.made), began=one.calls.start, tokens=one.program.tokens, start=one.program.start,
+        lengths=one.program.lengths,
     )  # fmt: skip
 
 

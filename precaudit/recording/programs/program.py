@@ -22,7 +22,7 @@ class Entry:
     """An entry point that goes on where the one before it ends: decode with prefill's cache, rescore, a loss.
 
     ``begin(inputs, outputs)`` makes its first inputs of the last call's before it. ``call``, ``steps``, ``advance``,
-    ``outputs``, ``points``, ``tokens`` and ``start`` are as ``Program`` has them.
+    ``outputs``, ``points``, ``tokens``, ``start`` and ``lengths`` are as ``Program`` has them.
     """
 
     call: Callable[..., Any]
@@ -33,6 +33,7 @@ class Entry:
     points: Mapping[str, str] | None = None
     tokens: int | None = None
     start: int | None = None
+    lengths: int | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything runs."""
@@ -57,7 +58,8 @@ class Program(Brief):
     and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a call's in
     order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or one
     (None: they count on from call to call; a later entry point goes on where the one before ended, or begins anew where
-    its first call has several rows). ``entry``: what the entry point ``call`` is named; ``then``: the entry points that
+    its first call has several rows); ``lengths``: which says how many of a call are each sequence's and no padding,
+    [B], or which they are, [B, T]. ``entry``: what the entry point ``call`` is named; ``then``: the entry points that
     run after it, by name, each on the state that the one before leaves.
 
     Raises UserError for what is none.
@@ -85,6 +87,7 @@ class Program(Brief):
     weights: str | None = None
     tokens: int | None = None
     start: int | None = None
+    lengths: int | None = None
     entry: str = "call"
     then: Mapping[str, Entry] = field(default_factory=dict)
 

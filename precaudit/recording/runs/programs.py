@@ -93,6 +93,7 @@ class EntryRun(Record, frozen=True, omit_defaults=False):
     neutrality: tuple[Disturbance, ...] = ()
     tokens: Count | None = None
     start: Count | None = None
+    lengths: Count | None = None
 
 
 class ProgramRun(Record, frozen=True, omit_defaults=False):
@@ -108,7 +109,8 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     not say, where the program's own were the only points if it had any. ``policy``: what the program announces,
     ``origin``: the checkpoint that its parameters are meant to hold.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
-    ``tokens``, ``start``: the inputs that hold token ids and the position of the first, as the program says.
+    ``tokens``, ``start``, ``lengths``: the inputs that hold token ids, the position of the first, and which rows are no
+    padding, as the program says.
     ``entry``: the first entry point that is recorded, ``then``: those after it. ``before``: of one of these by itself
     (``Opened.entries``), how many calls of a case lie in files before its own. ``watched``: the command whose calls
     these are.
@@ -144,6 +146,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     finished: str | None = None
     tokens: Count | None = None
     start: Count | None = None
+    lengths: Count | None = None
     entry: str = PROGRAM_CALL
     then: tuple[EntryRun, ...] = ()
     before: Count = 0

@@ -13,7 +13,7 @@ from precaudit.numbers.arrays import widen
 from precaudit.references.alignment.align import Alignment
 from precaudit.references.alignment.fingerprints import Form, in_form
 from precaudit.references.alignment.parameters import Part, steps_in
-from precaudit.references.alignment.points_text import EntryPoints, points_lines
+from precaudit.references.alignment.points_text import EntryPoints, input_lines, points_lines
 from precaudit.references.alignment.sides import NUMBER
 from precaudit.references.mapped_tensors import mapped_tensors
 
@@ -39,7 +39,7 @@ class NamesText:
         lines += [f"# no entry for {name}: {why}" for name, why in self.unsaid.items()]
         if self.ignored:
             lines.append(f"ignore = [{', '.join(_quoted(x) for x in self.ignored)}]")
-        lines += [f"tokens = {p.tokens}" for p in self.shown[:1]]
+        lines += [line for first in self.shown[:1] for line in input_lines(first)]
         lines += ["", "[tensors]", *(f"{_quoted(name)} = {_entry_text(e)}" for name, e in self.entries.items())]
         return "\n".join([*lines, *points_lines(self.shown)]) + "\n"
 

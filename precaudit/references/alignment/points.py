@@ -31,6 +31,23 @@ FARTHEST = 1.3  # relative distance of the nearest value that is taken for a poi
 HALF = 0.5  # of the stream: as far as it may be and still be that
 
 
+class FedTokens(NamedTuple):
+    """What a program was fed up to a call, sequence by sequence, padding left out.
+
+    ``ids``: of each sequence its token ids so far [n]; ``lead`` [B]: the slots before its first; ``at`` [B, T]: the
+    position of each row of the call, −1 of padding.
+    """
+
+    ids: tuple[Array, ...]
+    lead: tuple[int, ...]
+    at: Array
+
+    @property
+    def slots(self) -> list[slice]:
+        """Of each sequence the slots that a cache has its rows in."""
+        return [slice(a, a + len(x)) for a, x in zip(self.lead, self.ids, strict=True)]
+
+
 class Series(NamedTuple):
     """A program's value of every layer: its name in a map, and the point and step that hold each layer's."""
 
@@ -81,13 +98,13 @@ class Side:
 class Textbook:
     """The textbook's FP64 values of one call, and what makes a value of it again.
 
-    ``values``: [B, T, …] by (layer, point); of caches [B, S, G, K], all rows so far; of scores and probabilities
-    [B, H, T, S], NaN where a key is masked. ``positions`` [T]: of the call's rows.
+    ``values``: [B, T, …] by (layer, point), NaN of padding; of caches [B, S, G, K], all rows so far, NaN of slots that
+    hold none; of scores and probabilities [B, H, T, S], NaN where a key is masked.
     """
 
     model: Model
     values: Mapping[tuple[int | None, str], Array]
-    positions: Array
+    fed: FedTokens
 
     @property
     def config(self) -> DecoderConfig:
@@ -95,7 +112,7 @@ class Textbook:
         return self.model.config
 
     def remake(self, layer: int | None, point: str, own: Mapping[tuple[int | None, str], Array]) -> Array | None:
-        """Return a point of its inputs as the program has them; None where one is not known."""
+        """Return a point of its inputs as the program has them, NaN of padding; None where one is not known."""
         inputs = []
         for name in inputs_of(point, self.config.sparse):
             at = None if not POINTS[name].per_layer else self.config.layers - 1 if layer is None else layer
@@ -104,38 +121,40 @@ class Textbook:
             inputs.append(own[at, name])
         if not inputs:
             return None
-        if point in CACHES.values():
-            return self._keys(layer, point, inputs[0])
-        probs = own.get((layer, "probs")) if point == "attn_out" else None
-        if POINTS[point].reads_keys:
-            caches = [own.get((layer, c), self._keys(layer, c, x)) for c, x in zip(KEPT, inputs[1:], strict=False)]
-            inputs[1:] = caches
-        each = [
-            usual_form(
-                Inputs(
-                    self.model,
-                    layer,
-                    point,
-                    self.positions,
-                    tuple(x[b] for x in inputs),
-                    probs=None if probs is None else np.nan_to_num(probs[b]),
-                ),
-                FP64,
-            )
-            for b in range(len(inputs[0]))
-        ]
-        found = np.stack(each)
-        masked = np.isnan(self.values[layer, point]) if POINTS[point].over_keys else False
-        return np.where(masked, np.nan, found)
+        found = np.full(self.values[layer, point].shape, np.nan)
+        for b, at in enumerate(self.fed.at):
+            real, slots = at >= 0, self.fed.slots[b]
+            if not real.any():
+                continue
+            names = inputs_of(point, self.config.sparse)
+            its = [
+                x[b][:, real, slots] if POINTS[n].over_keys else x[b][real] for n, x in zip(names, inputs, strict=True)
+            ]
+            if point in KEPT:
+                found[b, slots] = self._keys(layer, point, b, its[0])
+                continue
+            if POINTS[point].reads_keys:
+                its[1:] = [
+                    own[layer, c][b, slots] if (layer, c) in own else self._keys(layer, c, b, x)
+                    for c, x in zip(KEPT, its[1:], strict=False)
+                ]
+            probs = own.get((layer, "probs")) if point == "attn_out" else None
+            held = None if probs is None else np.nan_to_num(probs[b][:, real, slots])
+            made = usual_form(Inputs(self.model, layer, point, at[real], tuple(its), probs=held), FP64)
+            if POINTS[point].over_keys:
+                found[b, :, real, slots] = made.transpose(1, 0, 2)  # NumPy puts the axis of a mask first
+            else:
+                found[b, real] = made
+        return np.where(np.isnan(self.values[layer, point]), np.nan, found) if POINTS[point].over_keys else found
 
     def holds_more(self, layer: int | None, name: str) -> bool:
         """Whether a cache of keys or values has rows of earlier calls, so that it shows those of this one."""
         return self.values[layer, CACHES[name]].shape[1] > self.values[layer, name].shape[1]
 
-    def _keys(self, layer: int | None, cache: str, rows: Array) -> Array:
-        """Return the keys or values of all rows so far, those of the call as the program has them."""
-        before = self.values[layer, cache]
-        return np.concatenate([before[:, : before.shape[1] - rows.shape[1]], rows], axis=1)
+    def _keys(self, layer: int | None, cache: str, b: int, rows: Array) -> Array:
+        """Return a sequence's keys or values of all rows so far, those of the call as the program has them."""
+        before = self.values[layer, cache][b, self.fed.slots[b]]
+        return np.concatenate([before[: len(before) - len(rows)], rows])
 
 
 def find_points(side: Side, book: Textbook) -> list[FoundPoint]:

@@ -7,11 +7,27 @@ from precaudit.references.alignment.points import FoundPoint
 
 
 class EntryPoints(NamedTuple):
-    """What an entry point shows: which of its input leaves holds token ids, and its points in the textbook's order."""
+    """What an entry point shows: which of its input leaves holds token ids, and its points in the textbook's order.
+
+    ``batch``: ids [N] are of N sequences; ``lengths``: the leaf that says which rows are padding, None where none does.
+    """
 
     entry: str
     tokens: int
     points: tuple[FoundPoint, ...]
+    batch: bool = False
+    lengths: int | None = None
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a map says of its inputs."""
+        said = {"tokens": str(self.tokens), "batch": "true" if self.batch else "false"}
+        return said if self.lengths is None else said | {"lengths": str(self.lengths)}
+
+
+def input_lines(entry: EntryPoints) -> list[str]:
+    """Return the lines of a names map that say which of the inputs are tokens, and what of padding."""
+    return [f"{key} = {said}" for key, said in entry.inputs.items() if said != "false"]
 
 
 def points_lines(entries: Sequence[EntryPoints]) -> list[str]:
@@ -25,9 +41,14 @@ def points_lines(entries: Sequence[EntryPoints]) -> list[str]:
         its = {p.point: _seen(p) for p in one.points}
         differ = {name: seen for name, seen in its.items() if own.get(name) != seen}
         differ |= {name: "false" for name in own if name not in its}
-        tokens = [f"tokens = {one.tokens}"] if one.tokens != first.tokens else []
-        if differ or tokens:
-            lines += ["", f"[entries.{one.entry}]", *tokens, *(f"points.{n} = {seen}" for n, seen in differ.items())]
+        own_inputs = [f"{key} = {said}" for key, said in one.inputs.items() if first.inputs.get(key) != said]
+        if differ or own_inputs:
+            lines += [
+                "",
+                f"[entries.{one.entry}]",
+                *own_inputs,
+                *(f"points.{n} = {seen}" for n, seen in differ.items()),
+            ]
     return lines
 
 

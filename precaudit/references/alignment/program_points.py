@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,12 +19,13 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.programs import Opened
-from precaudit.references.alignment.points import Side, Textbook, find_points
+from precaudit.recording.runs.programs import Opened, ProgramRun
+from precaudit.references.alignment.points import FedTokens, Side, Textbook, find_points
 from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.comparison.exact import exact_calls, tap_graph
 from precaudit.references.comparison.programs import goes_on, traced_entries
 from precaudit.references.mapped import whole_sequences
+from precaudit.references.padding import Padding, possible_padding
 from precaudit.references.traced.forward import NotChained
 from precaudit.schema.graphs.decoder import CACHES, POINTS, present
 
@@ -57,18 +59,21 @@ def run_points(
         exact = exact_calls(entries, program, case)
     except (CannotLift, NotImplementedError, NotChained):
         return ()
-    before: tuple[OfRun, Array] | None = None
+    before: tuple[OfRun, FedTokens] | None = None
     for of, values in zip(entries, exact, strict=True):
         known = before[1] if before is not None and goes_on(program, before[0], of.program) else None
-        best: tuple[EntryPoints, Array] | None = None
+        best: tuple[EntryPoints, FedTokens] | None = None
         every = (*of.opened.record.points, *of.opened.record.outputs)
         side = Side(values[-1].exact, every, tap_graph(of, [p.name for p in of.opened.record.points])[0])
-        for leaf, ids, rows in _token_inputs(of, case, config, known):
+        for reading, fed in _readings(of, case, config, known):
             for model in models:
-                points = find_points(side, textbook_values(model, ids, rows))
-                one = EntryPoints(of.opened.record.entry, leaf, tuple(points))
+                points = find_points(side, textbook_values(model, fed))
+                said = (
+                    reading.padding.number if reading.padding is not None and reading.padding.kind == "rows" else None
+                )
+                one = EntryPoints(of.opened.record.entry, reading.leaf, tuple(points), reading.batch, said)
                 if points and (best is None or _equal(one) > _equal(best[0])):
-                    best = one, ids
+                    best = one, fed
         if best is not None:
             found.append(best[0])
         before = (of, best[1]) if best is not None else None
@@ -89,45 +94,90 @@ def _equal(one: EntryPoints) -> int:
     return sum(p.equal for p in one.points)
 
 
-def _token_inputs(
-    of: OfRun, case: str, config: DecoderConfig, before: Array | None
-) -> Iterator[tuple[int, Array, slice]]:
-    """Yield (leaf, ids [B, T] of all rows so far, the last call's rows) of the inputs that may hold token ids.
+class Reading(NamedTuple):
+    """How inputs are read: the leaf of token ids, whether ids [N] are of N sequences, and what says padding."""
 
-    ``before``: those of the entry point before, which it may go on with, or begin anew.
+    leaf: int
+    batch: bool
+    padding: Padding | None
+
+
+def _readings(
+    of: OfRun, case: str, config: DecoderConfig, before: FedTokens | None
+) -> Iterator[tuple[Reading, FedTokens]]:
+    """Yield ways to read which inputs hold token ids and which of their rows are padding, and what was fed by them.
+
+    ``before``: by the entry point before, which this one may go on with, or begin anew.
     """
     record = of.opened.record
     calls: Sequence[Mapping[str, Array]] = [of.opened.tensors(case, c, "inputs") for c in range(record.calls)]
     leaves = [int(n) for n, x in calls[0].items() if x.dtype.kind in "iu" and x.ndim <= 2]
     for leaf in leaves if record.tokens is None else [record.tokens]:
-        try:
-            ids, rows = whole_sequences(calls, leaf, "align")
-        except (UserError, ValueError):
-            continue
-        n = rows[-1].stop - rows[-1].start
-        goes_on = before is not None and len(before) == len(ids)
-        for every in [ids, np.concatenate([before, ids], axis=1)] if goes_on and before is not None else [ids]:
-            if every.min() >= 0 and every.max() < config.vocab and every.shape[1] <= MOST:
-                yield leaf, every, slice(every.shape[1] - n, every.shape[1])
+        x = calls[0][str(leaf)]
+        for batch in (False, True) if x.ndim == 1 and len(x) > 1 else (False,):
+            try:
+                ids, rows = whole_sequences(calls, leaf, "align", batch)
+            except (UserError, ValueError):
+                continue
+            if not 0 <= ids.min() <= ids.max() < config.vocab:
+                continue
+            for said, real in _paddings(record, calls, leaf, (ids, rows)):
+                for known in (None, before) if before is not None and len(before.ids) == len(ids) else (None,):
+                    fed = _fed(ids, real, rows[-1], known)
+                    if max(map(len, fed.ids)) <= MOST:
+                        yield Reading(leaf, batch, said), fed
 
 
-def textbook_values(model: Model, ids: Array, rows: slice) -> Textbook:
-    """Return the textbook's values of some rows of token ids [B, T], positions from 0 on, and what they read."""
-    n, batch = ids.shape[1], len(ids)
-    at = np.arange(n)[rows]
-    found: dict[tuple[int | None, str], Array] = {}
+def _paddings(
+    record: ProgramRun, calls: Sequence[Mapping[str, Array]], leaf: int, given: tuple[Array, list[slice]]
+) -> Iterator[tuple[Padding | None, Array]]:
+    """Yield that no row is padding, and what may say which rows [B, T] of all calls are not; or what the program says.
 
-    def hold(i: int, layer: int | None, point: str, x: Array) -> None:
-        found.setdefault((layer, point), np.zeros((batch, *x.shape)))[i] = x
+    What is said of the first call alone, such as how many rows before a sequence's first are padding, is not said of
+    later ones.
+    """
+    ids, rows = given
+    if record.lengths is None:
+        yield None, np.ones(ids.shape, bool)
+        found = [one for one, _ in possible_padding(calls[0], leaf, ids[:, rows[0]])]
+    else:
+        found = [Padding("rows", record.lengths)]
+    for one in found:
+        real = np.ones(ids.shape, bool)
+        for its, at in zip(calls, rows, strict=True):
+            said = one.rows(its, ids[:, at]) if one.kind == "rows" or at.start == 0 else None
+            real[:, at] = True if said is None else said
+        yield one, real
+
+
+def _fed(ids: Array, real: Array, last: slice, before: FedTokens | None) -> FedTokens:
+    """Return what was fed of token ids [B, T] of which some are no padding; ``last``: the last call's rows."""
+    known = [np.zeros(0, ids.dtype)] * len(ids) if before is None else list(before.ids)
+    lead = tuple(int(x) for x in real.argmax(axis=1)) if before is None else before.lead
+    counted = np.array([len(x) for x in known])[:, None] + np.cumsum(real, axis=1) - 1
+    every = tuple(np.concatenate([x, row[r]]) for x, row, r in zip(known, ids, real, strict=True))
+    return FedTokens(every, lead, np.where(real, counted, -1)[:, last])
+
+
+def textbook_values(model: Model, fed: FedTokens) -> Textbook:
+    """Return the textbook's values of a call's rows, positions from 0 on, and what they read."""
+    slots, found = fed.slots, dict[tuple[int | None, str], Array]()
+    last = max(s.stop for s in slots)
+
+    def hold(i: int, layer: int | None, point: str, shape: tuple[int, ...]) -> Array:
+        return found.setdefault((layer, point), np.full((len(slots), *shape), np.nan))[i]
 
     def emit(i: int, layer: int | None, point: str, x: Array) -> None:
+        at, n = fed.at[i], len(fed.ids[i])
+        real = at >= 0
         if POINTS[point].over_keys:
-            hold(i, layer, point, np.where(np.arange(n)[None] <= at[:, None], x[:, rows, :n], np.nan))
+            seen = np.where(np.arange(n)[None] <= at[real, None], x[:, at[real], :n], np.nan)
+            hold(i, layer, point, (len(x), len(at), last))[:, real, slots[i]] = seen
             return
-        hold(i, layer, point, x[rows])
+        hold(i, layer, point, (len(at), *x.shape[1:]))[real] = x[at[real]]
         if point in CACHES:
-            hold(i, layer, CACHES[point], x)
+            hold(i, layer, CACHES[point], (last, *x.shape[1:]))[slots[i]] = x
 
     wanted = {p for p in present(model.config.sparse) if POINTS[p].by_row or POINTS[p].over_keys}
-    forward(model, list(ids), [FP64], Wanted(wanted, None, [np.arange(n)] * batch), emit)
-    return Textbook(model, found, at)
+    forward(model, list(fed.ids), [FP64], Wanted(wanted, None, [np.arange(len(x)) for x in fed.ids]), emit)
+    return Textbook(model, found, fed)

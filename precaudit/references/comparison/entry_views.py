@@ -15,8 +15,9 @@ from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.programs.program import OUTPUT_LOGITS
 from precaudit.recording.runs.compared_programs import Unpaired
-from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.programs import Opened, ProgramRun
 from precaudit.references.comparison.prefill_decode import ONE, View, compare_views
+from precaudit.references.padding import as_rows
 from precaudit.references.traced.reference import Traced
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
@@ -33,13 +34,17 @@ class Fed(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a call's logits: of which entry point, call, sequence of the batch and row of the call, and where."""
+    """A row of a call's logits: of which entry point, call, sequence of the batch and row of the call, and where.
+
+    ``shape``: those logits as sequences, rows and vocabulary.
+    """
 
     entry: int
     call: int
     batch: int
     row: int
     position: int
+    shape: tuple[int, int, int]
 
 
 class Strange(NamedTuple):
@@ -68,7 +73,7 @@ def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecod
         Unpaired(
             case=case, phase=opened[x.entry].record.phase,
             why=f"it begins at position {x.said}, and {x.tokens} tokens came before; no other entry point sees these "
-            "tokens (leave start out where positions count what is no token)",
+            "tokens (leave start out where positions count what is no token; lengths says which rows are padding)",
         )
         for x in strange if x.entry not in seen
     ]  # fmt: skip
@@ -78,10 +83,8 @@ def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecod
 def _pair(entries: Sequence[Traced], case: str, whole: Row, decoded: Row, sigma: float) -> PrefillDecodeRecord:
     both = [(entries[at.entry], at) for at in (whole, decoded)]
     views = [View.of_row(at.call, at.position, _stored_row(one.opened, case, at)) for one, at in both]
-    known = [_cut(one.logits[at.call].exact, _shape(one.opened, case, at), at) for one, at in both
-             if at.call < len(one.logits)]  # fmt: skip
-    batch = _shape(both[0][0].opened, case, whole)[0]
-    name = case if batch == 1 else f"{case}, row {whole.batch}"
+    known = [_cut(one.logits[at.call].exact, at) for one, at in both if at.call < len(one.logits)]
+    name = case if whole.shape[0] == 1 else f"{case}, row {whole.batch}"
     against, view = (one.opened.record.entry for one, _ in both)
     found = compare_views(name, against, (views[0], views[1]), known, sigma)
     apart = None
@@ -111,22 +114,24 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict
             continue
         for call in range(one.record.calls):
             given = one.tensors(case, call, "inputs")
-            ids = np.atleast_2d(given[str(tokens)])
+            ids = _ids(given, one.record, len(before))
+            real = _real(given, one.record, ids)
             if not before or (call == 0 and one.record.start is None and ids.shape[1] > 1):
                 before = [[] for _ in ids]
-            starts, said = _starts(given, one.record.start, before, ids)
+            starts, said = _starts(given, one.record.start, before, ids[np.arange(len(ids)), real.argmax(axis=1)])
             if call == 0 and i and (off := [(a, b) for a, b in zip(said, starts, strict=True) if a != b]):
                 strange.append(Strange(i, *off[0]))
             before = [b[:n] for b, n in zip(before, starts, strict=True)]
-            rows = _shape(one, case, Row(i, call, 0, 0, 0))[1] if shown else 0
-            for b, (known, row_ids, start) in enumerate(zip(before, ids, starts, strict=True)):
-                for t, token in enumerate(row_ids):
-                    known.append(Fed(int(token), hash((known[-1].prefix if known else 0, int(token)))))
-                    at = t - (len(row_ids) - rows)  # of fewer rows than tokens these are the last
+            shape = _shape(one, len(ids)) if shown else (len(ids), 0, 0)
+            for b, known in enumerate(before):
+                for t in np.flatnonzero(real[b]):
+                    token, position = int(ids[b, t]), len(known)
+                    known.append(Fed(token, hash((known[-1].prefix if known else 0, token))))
+                    at = int(t) - (ids.shape[1] - shape[1])  # of fewer rows than tokens these are the last
                     if at >= 0:
-                        here = Row(i, call, b, at, start + t)
-                        prefix = b, start + t, known[-1].prefix
-                        if len(row_ids) == 1:
+                        here = Row(i, call, b, at, position, shape)
+                        prefix = b, position, known[-1].prefix
+                        if ids.shape[1] == 1:
                             single.setdefault(prefix, here)
                         else:
                             several.setdefault(prefix, []).append(here)
@@ -134,9 +139,9 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict
 
 
 def _starts(
-    given: Mapping[str, Array], start: int | None, before: Sequence[Sequence[Fed]], ids: Array
+    given: Mapping[str, Array], start: int | None, before: Sequence[Sequence[Fed]], first: Array
 ) -> tuple[list[int], list[int]]:
-    """Return the place of the first token of each sequence in a call, and the position that the program says.
+    """Return the place of the first token of each sequence in a call, and the position that the program says of it.
 
     The place is after all tokens before it, or that of one fed again. A position that is said and is neither is a
     mistake to be seen, or counts what is no token.
@@ -145,22 +150,35 @@ def _starts(
     if start is None:
         return ends, ends
     said = [int(x) for x in np.broadcast_to(given[str(start)].reshape(-1), len(before))]
-    again = (at < n and known[at].token == row[0] for at, n, known, row in zip(said, ends, before, ids, strict=True))
+    again = (at < n and known[at].token == token for at, n, known, token in zip(said, ends, before, first, strict=True))
     return [at if is_again else n for at, n, is_again in zip(said, ends, again, strict=True)], said
 
 
-def _shape(one: Opened, case: str, at: Row) -> tuple[int, int, int]:
-    """Return how many sequences, rows and tokens of a vocabulary a call's logits are of."""
-    ids = np.atleast_2d(one.tensors(case, at.call, "inputs")[str(one.record.tokens)])
+def _ids(given: Mapping[str, Array], record: ProgramRun, before: int) -> Array:
+    """Return a call's token ids [B, T]; [N] are of N sequences where N came before, or N starts are said."""
+    x = given[str(record.tokens)]
+    starts = 1 if record.start is None else given[str(record.start)].size
+    return x[:, None] if x.ndim == 1 and 1 < len(x) in (before, starts) else np.atleast_2d(x)
+
+
+def _real(given: Mapping[str, Array], record: ProgramRun, ids: Array) -> Array:
+    """Return which rows [B, T] of a call the program says to be no padding; all where it says nothing of this call."""
+    x = None if record.lengths is None else given.get(str(record.lengths))
+    said = None if x is None else as_rows(x, *ids.shape)
+    return np.ones(ids.shape, bool) if said is None or not said.any(axis=1).all() else said
+
+
+def _shape(one: Opened, batch: int) -> tuple[int, int, int]:
+    """Return of how many sequences, rows and tokens of a vocabulary a call's logits are."""
     (logits,) = (p for p in one.record.outputs if p.name == OUTPUT_LOGITS)
     size, vocab = int(np.prod(logits.shape)), logits.shape[-1]
-    return len(ids), size // (len(ids) * vocab), vocab
+    return batch, size // (batch * vocab), vocab
 
 
 def _stored_row(one: Opened, case: str, at: Row) -> Array:
-    return _cut(widen(one.tensors(case, at.call, "outputs")[OUTPUT_LOGITS]), _shape(one, case, at), at)
+    return _cut(widen(one.tensors(case, at.call, "outputs")[OUTPUT_LOGITS]), at)
 
 
-def _cut(logits: Array, shape: tuple[int, int, int], at: Row) -> Array:
-    row: Array = logits.reshape(shape)[at.batch, at.row]
+def _cut(logits: Array, at: Row) -> Array:
+    row: Array = logits.reshape(at.shape)[at.batch, at.row]
     return row

@@ -117,11 +117,11 @@ def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments
     if made.open and np.isnan(restore(every[()], p.dtype)[np.isfinite(exact)]).any():
         return call.record(p, layer, unknown=OPEN)
     stored = call.rows(p, layer)(whole)
-    lost = lost_of(stored, exact) if p.whole else 0
+    lost = lost_of(stored, exact) if p.whole else {}
     drawn = [restore(rows[place], p.dtype) for rows in made.drawn if place in rows]
     smallest = floor_of(p.dtype, flushes_of(call.opened.record))
     if not drawn:
-        return call.record(p, layer, lost=lost, **undrawn_numbers(stored, exact, every, p.shape, smallest))
+        return call.record(p, layer, **lost, **undrawn_numbers(stored, exact, every, p.shape, smallest))
     honest = {name: restore(x, p.dtype) for name, x in every.items()}
     moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
@@ -129,7 +129,7 @@ def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments
     found = local_numbers(
         stored, exact, honest, drawn, moved, tied, again, made.gpu, p.shape, made.sizes.get(place), smallest
     )
-    return call.record(p, layer, lost=lost, **found)
+    return call.record(p, layer, **lost, **found)
 
 
 def local_numbers(
@@ -219,11 +219,21 @@ def floor_of(dtype: str, flush: bool) -> float:
     return smallest if flush and FORMATS[dtype].dtype in FLUSHED else smallest * FORMATS[dtype].unit_roundoff
 
 
-def lost_of(stored: Array, exact: Array) -> int:
-    """Return how many whole numbers a run holds as others; 0 where FP64 makes other numbers, too."""
-    if not np.array_equal(exact, np.rint(exact)):
-        return 0
-    return int(np.count_nonzero(widen(stored) != exact))
+def lost_of(stored: Array, exact: Array) -> dict[str, Any]:
+    """Return which whole numbers a run holds as others, as a record has it; empty where FP64 makes other numbers, too.
+
+    They collide where a number of the run stands for several of FP64.
+    """
+    held = widen(stored)
+    if not np.array_equal(exact, np.rint(exact)) or np.array_equal(held, exact):
+        return {}
+    others = exact[held != exact]
+    pairs, times = np.unique(np.stack([held.ravel(), exact.ravel()]), axis=1, return_counts=True)
+    _, stands, several = np.unique(pairs[0], return_inverse=True, return_counts=True)
+    return {
+        "lost": len(others), "lost_between": (float(others.min()), float(others.max())),
+        "collisions": int(times[several[stands] > 1].sum()),
+    }  # fmt: skip
 
 
 def unknown(call: JudgedCall, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:

@@ -82,7 +82,8 @@ class ErrorRecord(Record, frozen=True):
     format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
     ``narrow``: the format inside that a program declares and its textbook does not have.
     ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
-    like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others.
+    like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others;
+    ``lost_between``: the least and the largest of these; ``collisions``: how many of all it does not tell apart.
     ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
     run. ``skipped``: in a branch that was not taken. ``origin``: the operation that makes what is not finite, in words.
     ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
@@ -120,6 +121,8 @@ class ErrorRecord(Record, frozen=True):
     summed: str | None = None
     narrow: Narrow | None = None
     lost: Count = 0
+    lost_between: tuple[Number, Number] | None = None
+    collisions: Count = 0
     unsteady: Count = 0
     unexplained: Unexplained | None = None
     ratio: Number | None = None

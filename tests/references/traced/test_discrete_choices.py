@@ -146,10 +146,12 @@ def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
     assert "whole numbers are held as others" in headline(found, "run").sentence
     (told,) = diagnose_program(opened, program).findings
     assert (told.kind, told.cause, told.point) == ("format", "whole numbers in bfloat16", "pos")
-    assert (
-        f"{int(v.value)} of 300 whole numbers are held as others, by up to {np.abs(held - np.arange(300)).max():g}"
-        in told.says
-    )
+    off = held.reshape(-1) != np.arange(300)
+    low, high = np.arange(300)[off][[0, -1]]
+    same = np.array([(held == x).sum() > 1 for x in held.reshape(-1)]).sum()
+    assert f"{int(v.value)} of 300 whole numbers are held as others, {low} to {high}" in told.says
+    assert f"by up to {np.abs(held - np.arange(300)).max():g}, and {same} collide: bfloat16 does not" in told.says
+    assert same > 1
     assert "test_discrete_choices.py:" in told.says
 
 
