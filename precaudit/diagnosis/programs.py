@@ -308,7 +308,7 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
     found: list[Mapping[str, Array]] = []
     try:
         with jax.enable_x64(True):
-            for reference in chains.calls(recorded_calls(opened, case), drawn=False):
+            for reference in chains.calls(recorded_calls(opened, case), drawn=0):
                 found.append(reference.exact)  # what came before an exception is kept
     except (CannotLift, NotImplementedError, NotChained) as error:
         if not found:

@@ -92,7 +92,7 @@ def beside(program, opened):
     """Return the textbook, one case of program and textbook in FP64, and the program's values."""
     chains = Chains(program, prepare_program(program))
     with jax.enable_x64(True):
-        exact = [t.exact for t in chains.calls(recorded_calls(opened, "a"), drawn=False)]
+        exact = [t.exact for t in chains.calls(recorded_calls(opened, "a"), drawn=0)]
     book = textbook_of(Names(MAP, CONFIG), program, opened)
     return book, read_shown(opened, book, "a", exact), exact
 

@@ -26,7 +26,7 @@ def exact_calls(entries: Sequence[OfRun], program: Program, case: str) -> list[l
             if before is not None and goes_on(program, before[0], of.program):
                 begun = program.then[of.program.entry].begin, before[1].ends
             chains = Chains(of.program, of.made)
-            found.append([*chains.calls(recorded_calls(of.opened, case), drawn=False, begun=begun)])
+            found.append([*chains.calls(recorded_calls(of.opened, case), drawn=0, begun=begun)])
             before = of, chains
     return found
 

@@ -21,6 +21,7 @@ from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.programs.program import NextInputs, Program
 from precaudit.recording.runs.programs import Opened
+from precaudit.references.traced.infinities import as_decided
 from precaudit.references.traced.units import Units
 from precaudit.schema.metrics.axes import worst_line
 from precaudit.schema.metrics.logits import distribution, expected_kl, roundoff_kl
@@ -29,6 +30,7 @@ from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import Distribution
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
+MANY = 40  # of a small program, where few elements are infinite that FP64 has not so, or the other way round
 ROUNDED = Realisation("converted", sums="single")
 SMALL = 1 << 22  # values of all points
 
@@ -86,7 +88,7 @@ class Chains:
             collected = reap(made.call, {s.name for s in made.sites})
             jaxpr, shape = jax.make_jaxpr(collected, return_shape=True)(program.params, *first)
         self.structure = jax.tree.structure(shape)
-        self.inputs = jax.tree.structure(first)
+        self.inputs, self.small = jax.tree.structure(first), small(made)
         how = effort(made)
         narrow = sums_narrow(jaxpr.jaxpr)
         self.other = narrow or elidable(jaxpr.jaxpr)  # whether ``declared`` rounds otherwise than ``rounded``
@@ -99,13 +101,13 @@ class Chains:
         self.declared = jax.jit(emulate_program(jaxpr, declared), compiler_options=how)
 
     def calls(
-        self, recorded: Iterable[RecordedCall], drawn: bool = True, strictly: bool = False,
+        self, recorded: Iterable[RecordedCall], drawn: int = DRAWS, strictly: bool = False,
         begun: Begun | None = None,
     ) -> Iterator[CallValues]:  # fmt: skip
         """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
         What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them
-        and when these ended. ``drawn``: with the realisations, or FP64 alone; ``strictly``: they round every result,
+        and when these ended. ``drawn``: with so many realisations; ``strictly``: they round every result,
         and a sum in a narrow format after every term. ``begun``: what the chains of the entry point before end with,
         and what makes the first inputs of that (None: these are the recorded ones).
 
@@ -113,7 +115,7 @@ class Chains:
         """
         chains: list[Callable[..., Any]] = [partial(self.exact, 0)]
         rounded = self.declared if strictly else self.rounded
-        chains += [partial(rounded, np.uint64(seed + 1)) for seed in range(DRAWS if drawn else 0)]
+        chains += [partial(rounded, np.uint64(seed + 1)) for seed in range(drawn)]
         make, ends = (self.program.advance, [None] * len(chains)) if begun is None else begun
         said = "advance" if begun is None else "begin"
         held: list[Ended | None] = [*ends]
@@ -184,6 +186,7 @@ def forward_numbers(
     those of a vocabulary, and their distributions are compared too.
     """
     rows = np.arange(len(stored))
+    exact = as_decided(stored, exact, drawn)
     found = sizes(stored, canonical(exact, "TD"), "TD", rows)
     with np.errstate(invalid="ignore"):
         error, *errors = (np.nan_to_num(widen(x) - exact, nan=0.0, posinf=0.0, neginf=0.0) for x in (stored, *drawn))

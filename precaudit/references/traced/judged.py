@@ -14,6 +14,7 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.threads import each
 from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, not_taken, step_values
 from precaudit.references.closing import SINGLE, TIES, Yardstick
+from precaudit.references.traced.infinities import as_decided
 from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restore
 from precaudit.references.traced.undrawn import undrawn_fields, undrawn_numbers
 from precaudit.references.traced.units import flushes_of
@@ -143,6 +144,7 @@ def local_numbers(
     ``terms``: (|A|·|B|), by which sums in float32 may be off where they cancel; ``smallest``: what any element may.
     """
     rows, dtype = np.arange(len(stored)), stored.dtype.name
+    exact = as_decided(stored, exact, _rounding_all(honest, drawn))
     candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
     emulations = {name: canonical(y, "TD") for name, y in honest.items()}
     members = [canonical(y, "TD") for y in drawn]
@@ -184,12 +186,19 @@ def local_numbers(
         yard = yard.doubting(canonical(change, "TD"), len(DRAWS) ** -0.5, np.zeros(()))
     if tied and best in tied:
         yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
-    residue = yard.residue(emulations[best])
-    error = norm(finite(candidate - reference))
+    with np.errstate(invalid="ignore"):  # equal infinities
+        residue = yard.residue(emulations[best])
+        error = norm(finite(candidate - reference))
     made = finite(emulations[best])
     share = explained_share(clean, norm(clean - shown), made)
     told = {"unsteady": unsteady} if unsteady else {}
     return undrawn_fields(stored, exact, best, residue, share, ratio(error, norm(made - shown))) | told
+
+
+def _rounding_all(honest: Mapping[Name, Array], drawn: Sequence[Array]) -> list[Array]:
+    """Return the realisations that round every result: where others are finite, an overflow was left out."""
+    strict = [y for name, y in honest.items() if name[:1] in ((), (INPUTS,), (SOME,))]
+    return strict + [y for i, y in enumerate(drawn) if i >= len(DRAWS) or DRAWS[i].unrounded == "none"]
 
 
 def _steady(members: list[Array], emulated: Array, reference: Array, most: float, u: float) -> list[Array]:

@@ -17,6 +17,8 @@ from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Prog
 from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import (
+    DRAWS,
+    MANY,
     CallValues,
     Chains,
     Ended,
@@ -24,6 +26,7 @@ from precaudit.references.traced.forward import (
     forward_numbers,
     recorded_calls,
 )
+from precaudit.references.traced.infinities import few_infinite
 from precaudit.references.traced.judged import lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import flushes_of, units_of
@@ -138,6 +141,9 @@ class Traced:
         if far and self.chains.other:
             again = self._calls(case, strictly=True)
             self._forwards |= {at: again[at] for at in far if again[at].unknown is None}
+        if self.chains.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
+            many = self._calls(case, drawn=MANY)  # whether rounding decides of them
+            self._forwards |= {at: many[at] for at in masked}
 
     def alone(self, case: str) -> list[dict[str, Array]]:
         """Return every call's FP64 values from the first recorded inputs on, as far as FP64 comes."""
@@ -147,7 +153,7 @@ class Traced:
         found = []
         try:
             with jax.enable_x64(True):
-                for made in self.chains.calls(recorded_calls(self.opened, case), drawn=False):
+                for made in self.chains.calls(recorded_calls(self.opened, case), drawn=0):
                     found.append(self._of_recorded_steps(made.exact))  # what came before an exception is kept
         except (CannotLift, NotImplementedError, NotChained):
             return found
@@ -162,18 +168,18 @@ class Traced:
             raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
         return self._ends[strictly]
 
-    def _calls(self, case: str, strictly: bool = False) -> dict[At, ErrorRecord]:
+    def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ErrorRecord]:
         """Return the forward records of a case."""
         record = self.opened.record
         every = [*judged_places(record), *((p, None) for p in record.outputs)]
         calls, done = range(record.calls), 0
         told: dict[At, ErrorRecord] = {}
-        self._ends[strictly] = []
+        first, self._ends[strictly] = not strictly and drawn == DRAWS, []
         try:
             with jax.enable_x64(True):
                 begun = None if self.before is None else (self.before[1], self.before[0].ends(case, strictly))
                 given = recorded_calls(self.opened, case)
-                for call, made in enumerate(self.chains.calls(given, strictly=strictly, begun=begun)):
+                for call, made in enumerate(self.chains.calls(given, drawn, strictly, begun)):
                     made = CallValues(
                         self._of_recorded_steps(made.exact), tuple(map(self._of_recorded_steps, made.drawn))
                     )
@@ -182,9 +188,9 @@ class Traced:
                         stored |= self.opened.tensors(case, call, "outputs")
                     for p, layer in every:
                         told[call, layer, p.name] = self._record(case, call, p, layer, stored, made)
-                    if OUTPUT_LOGITS in made.exact and not strictly:
+                    if OUTPUT_LOGITS in made.exact and first:
                         self.logits.append(LogitRows.of(made))
-                    self.exact += [made.exact] if self.kept and not strictly else []
+                    self.exact += [made.exact] if self.kept and first else []
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
                 self._ends[strictly] = self.chains.ends
@@ -237,4 +243,5 @@ def _unknown(program: Program, made: Tagged, opaque: Opaque) -> dict[str, str]:
 
 def _near(e: ErrorRecord) -> bool:
     """Whether a forward record is within every limit, or has no numbers that other realisations would change."""
-    return all(found <= limit for _, _, found, limit, _ in forward_checks(e, default_limits()))
+    near = all(found <= limit for _, _, found, limit, _ in forward_checks(e, default_limits()))
+    return near and not few_infinite(e)

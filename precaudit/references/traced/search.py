@@ -7,6 +7,7 @@ from functools import partial
 from msgspec import structs
 
 from precaudit.recording.runs.programs import EQUATIONS
+from precaudit.references.traced.infinities import few_infinite
 from precaudit.references.traced.judged import CLEARLY, At, JudgedCall, Segments, closes, judge_places
 from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
@@ -94,7 +95,7 @@ class Search:
         open_places = self._open()
         made = replace(self.made, honest={(): self.more.made_by(way, left)}, gpu=False)
         for i, e in zip(open_places, judge_places(self.call, [self.every[i] for i in open_places], made), strict=True):
-            if closes(e):
+            if closes(e) and not closes(self.found[i]):
                 summed = self.every[i][0].dtype
                 self.found[i] = structs.replace(self.found[i], summed=summed)
 
@@ -124,8 +125,9 @@ class Search:
         return found
 
     def _unclear(self) -> list[int]:
-        return [i for i, e in enumerate(self.found) if not closes(e, CLEARLY)]
+        return [i for i, e in enumerate(self.found) if not closes(e, CLEARLY) or few_infinite(e)]
 
     def _open(self, some: Collection[Place] | None = None) -> list[int]:
         each = enumerate(self.found)
-        return [i for i, e in each if not closes(e) and (some is None or (e.point, e.layer) in some)]
+        left = [(i, e) for i, e in each if not closes(e) or few_infinite(e)]
+        return [i for i, e in left if some is None or (e.point, e.layer) in some]

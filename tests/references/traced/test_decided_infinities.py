@@ -1,0 +1,58 @@
+"""Infinities of a mask that rounding decides are no fault; those that a program makes of its numbers are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import precaudit
+from precaudit.references.traced.infinities import as_decided
+
+INF = np.inf
+
+
+def most_likely(w, h, p):
+    """Return logits with -inf where those before them hold the probability p: top-p, as a sampler masks."""
+    for _ in range(3):
+        h = jnp.tanh(h @ w * 3)
+    logits = (h @ w * 4).astype(jnp.float32)
+    probs = jax.nn.softmax(logits, axis=-1)
+    return jnp.where(jnp.cumsum(probs, -1) - probs > p, -jnp.inf, logits)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mask_at_its_boundary_passes(seed):
+    first, second = jax.random.split(jax.random.key(seed))
+    w = (jax.random.normal(first, (64, 64)) / 8).astype(jnp.bfloat16)
+    h = jax.random.normal(second, (400, 64)).astype(jnp.bfloat16)
+    precaudit.assert_explained(most_likely, w, h, jnp.float32(0.7))
+
+
+def test_the_logarithm_of_what_is_too_small_fails():
+    def scores(w, x):
+        return jnp.log(jax.nn.softmax(x @ w))
+
+    w = jnp.diag(jnp.linspace(1, 2, 8))
+    judged = precaudit.check(scores, w, jnp.linspace(0, 120, 8)[None])
+    assert judged.exit_code == 1
+    assert "nonfinite" in {v.status for v in judged.verdicts}
+
+
+def test_an_overflow_inside_fails_though_a_compiler_may_leave_its_rounding_out():
+    def mean_square(w, x):
+        y = x @ w
+        return jnp.mean((y * y).astype(jnp.float32), -1)
+
+    w = jnp.eye(8, dtype=jnp.float16)
+    x = jnp.concatenate([jnp.ones((40, 8)), jnp.full((1, 8), 300)]).astype(jnp.float16)
+    opened = precaudit.check(mean_square, w, x)
+    found = [v for v in opened.verdicts if v.status == "nonfinite"]
+    y = jax.jit(mean_square)(w, x)
+    assert bool(found) == (not np.isfinite(y).all())
+
+
+def test_what_all_realisations_make_stays():
+    stored, exact = np.float32([1, INF, INF, np.nan]), np.array([1.0, 2.0, 2.0, 2.0])
+    one, other = np.array([1, INF, 2.0, 2.0]), np.array([1, INF, INF, 2.0])
+    assert as_decided(stored, exact, [one, other]).tolist() == [1.0, 2.0, INF, 2.0]
+    assert as_decided(stored, exact, []) is exact
