@@ -16,6 +16,7 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.toml import toml_table
 
 NAMES = "names.toml"
+RANGE = re.compile(r"(\d+)(?::(\d+)(?::([1-9]\d*))?)?")
 SIZES = {"two": 2}  # axes of a pattern that no array tells
 ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies are stretched
 
@@ -23,12 +24,15 @@ ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies a
 class MapEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
 
-    Without ``axes`` it is as it is stored. ``sizes``: of axes in brackets; the tensor is what is stored ``times`` a
-    constant, ``plus`` another.
+    Without ``axes`` it is as it is stored. ``rows``, ``columns``: which of what that gives are the tensor's, in its
+    order, numbers and ranges: ``0:64, 96:160, 7``. ``sizes``: of axes in brackets; the tensor is what is stored
+    ``times`` a constant, ``plus`` another.
     """
 
     path: str
     axes: str = ""
+    rows: str = ""
+    columns: str = ""
     sizes: dict[str, int] = {}
     times: float = 1.0
     plus: float = 0.0
@@ -146,12 +150,45 @@ def layer_axis(entry: MapEntry) -> int | None:
 
 
 def arrange_entry(entry: MapEntry, x: Array, name: str) -> Array:
-    """Return an array without its layers' axis, its other axes as the pattern has them; raises UserError."""
-    if not entry.axes:
-        return x
-    before = " ".join(a for a in _stored_axes(entry) if a != "l")
+    """Return an array without its layers' axis, its other axes and rows as the map has them; raises UserError."""
     where = f"names map: {name!r} of {entry.path!r}"
-    return rearrange_axes(x, f"{before} ->{entry.axes.partition('->')[2]}", where, entry.sizes)
+    if entry.axes:
+        before = " ".join(a for a in _stored_axes(entry) if a != "l")
+        x = rearrange_axes(x, f"{before} ->{entry.axes.partition('->')[2]}", where, entry.sizes)
+    for axis, text in enumerate((entry.rows, entry.columns)):
+        if text:
+            if axis >= x.ndim:
+                raise UserError(f"{where}: columns = {text!r} of an array of {x.ndim} axis")
+            x = x.take(_numbers(text, x.shape[axis], where), axis=axis)
+    return x
+
+
+def _numbers(text: str, size: int, where: str) -> Array:
+    """Return the numbers that ranges say, of so many; raises UserError."""
+    found: list[Array] = []
+    for part in text.split(","):
+        said = RANGE.fullmatch(part.strip())
+        if said is None:
+            raise UserError(f"{where}: {part.strip()!r} is no number and no range: 0:64, 96:160:2, 7")
+        first, end, step = int(said[1]), said[2], int(said[3] or 1)
+        found.append(np.arange(first, first + 1 if end is None else int(end), step))
+    numbers = np.concatenate(found)
+    if not numbers.size or numbers.max() >= size:
+        raise UserError(f"{where}: {text!r} says {'nothing' if not numbers.size else numbers.max()} of {size} rows")
+    return numbers
+
+
+def ranges_text(numbers: Array) -> str:
+    """Return numbers in their order as ranges."""
+    found, rest = list[str](), [int(n) for n in numbers]
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 0
+        n = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != step), len(rest)) if step > 0 else 1
+        if n < 3 and step != 1:
+            n = 1
+        found.append(str(rest[0]) if n == 1 else f"{rest[0]}:{rest[n - 1] + 1}" + (f":{step}" if step > 1 else ""))
+        rest = rest[n:]
+    return ", ".join(found)
 
 
 def entry_values(entry: MapEntry, x: Array, name: str) -> Array:

@@ -1,17 +1,18 @@
 """The names map that an alignment makes: TOML as ``--map`` reads it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from precaudit.models.checkpoints.names import Layout, MapEntry, parse_map
+from precaudit.models.checkpoints.names import Layout, MapEntry, parse_map, ranges_text
 from precaudit.models.configs import model_tensors
-from precaudit.numbers.arrays import widen
+from precaudit.numbers.arrays import Array, widen
 from precaudit.references.alignment.align import Alignment
 from precaudit.references.alignment.fingerprints import Form, in_form
+from precaudit.references.alignment.orders import Order
 from precaudit.references.alignment.parameters import Part, steps_in
 from precaudit.references.alignment.points_text import EntryPoints, input_lines, points_lines
 from precaudit.references.alignment.sides import NUMBER
@@ -71,7 +72,7 @@ def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> Nam
     entries: dict[str, MapEntry] = {}
     unsaid: dict[str, str] = {}
     covered: set[str] = set()
-    for part in sorted(alignment.parts, key=lambda p: (-p.share, not p.named)):
+    for part in sorted(_whole_parts(alignment.parts), key=lambda p: (-p.share, not p.named)):
         names = [alignment.book.tensors[t].name if t is not None else None for t in part.tensors]
         if all(n is None or n in covered for n in names):
             continue
@@ -98,6 +99,35 @@ def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> Nam
     )  # fmt: skip
 
 
+def _whole_parts(parts: Sequence[Part]) -> list[Part]:
+    """Return parts, those of one array that hold the same tensors' other rows, groups of them, as one."""
+    beside: dict[tuple[object, ...], list[Part]] = {}
+    for p in parts:
+        beside.setdefault((id(p.family), p.span, p.owners, p.tensors, p.axis, p.form), []).append(p)
+    joined = ([_joined(each)] if len(each) > 1 and _are_apart(each) else each for each in beside.values())
+    return [p for each in joined for p in each]
+
+
+def _are_apart(parts: Sequence[Part]) -> bool:
+    """Whether no two parts hold the same row."""
+    rows = np.concatenate([p.index[p.index >= 0] for p in parts])
+    return len(np.unique(rows)) == len(rows)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Return parts of one array as one: all of its vectors, and the rows of those that are a part's."""
+    one = parts[0]
+    inside = [n for i, n in enumerate(one.family.shape) if i not in range(*one.span)]
+    sizes = [*one.family.names.shape, *inside]
+    own = [a for a in range(len(one.at)) if a not in one.owners]
+    index = np.full([sizes[a] for a in own], -1)
+    for p in parts:
+        index[tuple(p.at[a] for a in own)] = p.index.reshape(p.rows)
+    at = tuple(x if a in one.owners else slice(0, sizes[a]) for a, x in enumerate(one.at))
+    hashes, expected = (np.concatenate([getattr(p, n) for p in parts], axis=1) for n in ("hashes", "expected"))
+    return replace(one, at=at, index=index.reshape(-1), order=None, hashes=hashes, expected=expected)
+
+
 def _add_equals(alignment: Alignment, entries: dict[str, MapEntry], covered: set[str]) -> None:
     """Give a tensor that equals another one, as a head equals its embedding, the same entry."""
     first: dict[bytes, str] = {}
@@ -120,17 +150,21 @@ def _unsayable(alignment: Alignment, part: Part) -> str:
     rows = int(np.prod(tensor.shape)) // tensor.shape[part.axis]
     if any(a < part.family.names.ndim and steps_in(s) > 1 for a, s in enumerate(part.at) if a not in part.owners):
         return f"its rows are in several arrays, {part.family.general}"
-    if (part.index < 0).any():
-        return f"zeros lie among its rows in {part.family.general}"
-    if part.order is None:
-        return f"its rows are in {part.family.general} in no order that a map can say"
-    if part.order.turned:
-        return f"the leading {part.order.turned} rows of its heads are interleaved in {part.family.general}"
-    if part.order.repeats > 1:
-        return f"its heads are in {part.family.general} {part.order.repeats} times"
-    if len(part.index) < rows:
-        return f"{part.family.general} holds {len(part.index)} of its {rows} rows"
-    return ""
+    there = len(set(part.index[part.index >= 0].tolist()))
+    return f"{part.family.general} holds {there} of its {rows} rows" if there < rows else ""
+
+
+def _by_numbers(part: Part) -> bool:
+    """Whether a map says a part's rows one after another: padded heads, grouped, repeated, or turned in part."""
+    order = part.order
+    return order is None or bool(order.turned) or order.repeats > 1 or bool((part.index < 0).any())
+
+
+def _places(part: Part) -> Array:
+    """Return where each of a tensor's rows lies first among the vectors of its part."""
+    known = np.flatnonzero(part.index >= 0)
+    _, first = np.unique(part.index[known], return_index=True)
+    return np.asarray(known[first])
 
 
 def _by_layer(names: list[str | None]) -> dict[str, list[int]]:
@@ -187,14 +221,15 @@ def _with_layer_each(member: str, layer: int | None) -> set[str]:
 
 def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: int | None) -> MapEntry:
     """Return the entry of an owner's tensor: the block of its array, and the pattern of the block's axes."""
-    assert part.order is not None
-    names, order = part.family.names.ndim, part.order
+    names, numbered = part.family.names.ndim, _by_numbers(part)
     _, place = part.member(owner)
     placed = dict(zip(part.owners, place, strict=True))
     rows = [a for a in range(len(part.at)) if a not in part.owners]
     inside = [a for a in rows if a >= names]  # of an array, not of the numbers in its path
     said = all(a >= names or part.family.names.shape[a] == 1 for a in rows)
     letters = dict(zip(inside, _row_letters(len(inside)), strict=True)) if said else {}
+    order = Order(tuple(steps_in(part.at[a]) for a in rows), tuple(range(len(rows)))) if numbered else part.order
+    assert order is not None
     stored: list[str] = []
     block: list[str] = []
     sizes: dict[str, int] = {}
@@ -237,9 +272,11 @@ def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: 
         right = f"{whole_vector} {grouped}" if part.axis == 0 else f"{grouped} {whole_vector}"
     left = " ".join(stored)
     form = alignment.book.forms[part.form]
+    chosen = ranges_text(_places(part)) if numbered else ""
     return MapEntry(
-        f"{path}[{', '.join(block)}]" if block else path, "" if left == right else f"{left} -> {right}", sizes,
-        1 / form.times, -form.plus / form.times + 0.0,
+        f"{path}[{', '.join(block)}]" if block else path, "" if left == right else f"{left} -> {right}",
+        rows="" if columns else chosen, columns=chosen if columns else "", sizes=sizes,
+        times=1 / form.times, plus=-form.plus / form.times + 0.0,
     )  # fmt: skip
 
 
@@ -277,6 +314,7 @@ def _entry_text(entry: MapEntry) -> str:
     fields = [f"path = {_quoted(entry.path)}"]
     if entry.axes:
         fields.append(f"axes = {_quoted(entry.axes)}")
+    fields += [f"{n} = {_quoted(x)}" for n, x in (("rows", entry.rows), ("columns", entry.columns)) if x]
     if entry.sizes:
         fields.append(f"sizes = {{ {', '.join(f'{k} = {v}' for k, v in entry.sizes.items())} }}")
     fields += [

@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from precaudit.errors import CannotJudge, UserError
-from precaudit.models.checkpoints.names import Layout, MapEntry
+from precaudit.models.checkpoints.names import Layout, MapEntry, arrange_entry, ranges_text
 from precaudit.references.mapped_tensors import mapped_tensors
 from precaudit.workflows.alignment import align
 from tests.references.alignment.layouts import HEAD, HEADS, HIDDEN, KV, LAYERS, LAYOUTS, VOCAB, WIDTH, stacked, tensors
-from tests.references.alignment.mistakes import BF16, K, Q, both, heads, interleaved, on_every
+from tests.references.alignment.mistakes import BF16, OUT, K, Q, V, both, heads, interleaved, on_every
 
 EXPERTS, INNER = 3, 40
 EMBED, HEADED = "model.embed_tokens.weight", "lm_head.weight"
@@ -202,15 +202,65 @@ def test_heads_repeated_for_queries_are_found():
     assert {p.how for p in found.parts if p.parameter == "layers/key"} == {"4 stacked, transposed, every head 2 times"}
 
 
-def test_groups_in_one_axis_are_found_and_said_to_be_in_no_map():
-    tree, t = grouped(tensors())
+def in_groups(t):
+    """Queries, a key and a value of each group in one axis, as Megatron has them."""
+    tree, t = grouped(t)
     tree["layers"]["qkv"] = tree["layers"]["qkv"].reshape(LAYERS, WIDTH, -1)
-    found = align(tree, t)
+    return tree, t
+
+
+def repeated(t):
+    """Keys and values once for every query head."""
+    held = dict(t)
+    for name in (K, V):
+        on_every(name, lambda x: np.repeat(x.reshape(KV, HEAD, -1), HEADS // KV, axis=0).reshape(HEADS * HEAD, -1))(
+            held
+        )
+    return stacked(held), t
+
+
+def wider_heads(t):
+    """Heads padded with zeros to twice their size, inputs of the output projection as well."""
+    held = dict(t)
+
+    def pad(x):
+        heads = x.reshape(-1, HEAD, x.shape[-1])
+        return np.concatenate([heads, np.zeros_like(heads)], axis=1).reshape(-1, x.shape[-1])
+
+    for name in (Q, K, V):
+        on_every(name, pad)(held)
+    on_every(OUT, lambda x: pad(x.T).T)(held)
+    return stacked(held), t
+
+
+@pytest.mark.parametrize("make", [in_groups, repeated, wider_heads], ids=lambda f: f.__name__)
+def test_rows_in_no_order_of_axes_are_in_the_map_by_their_numbers(make):
+    found = align(*make(tensors()))
     assert not found.mistakes
-    assert all(p.found == 1 for p in found.parts)
-    assert set(found.names.unsaid) == {
-        f"model.layers.{i}.self_attn.{n}_proj.weight" for i in range(LAYERS) for n in "qkv"
-    }
+    assert found.names.unsaid == {}
+    assert any(e.rows for e in found.names.entries.values())
+    assert found.names.differences() == {}
+
+
+def test_numbers_of_rows_are_written_as_ranges():
+    for numbers in ([0, 1, 2, 7, 8], [0, 2, 4, 6], [5, 3, 1], [9], [0, 1, 4, 6, 8, 10], [3, 3, 4]):
+        entry = MapEntry("w", rows=ranges_text(np.asarray(numbers)))
+        np.testing.assert_array_equal(arrange_entry(entry, np.arange(12), "t"), numbers)
+    assert ranges_text(np.asarray([0, 1, 2, 7, 8, 16, 18, 20])) == "0:3, 7:9, 16:21:2"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (MapEntry("w", rows="0:9"), "'0:9' says 8 of 4 rows"),
+        (MapEntry("w", rows="2:2"), "says nothing of 4 rows"),
+        (MapEntry("w", rows="-1"), "'-1' is no number"),
+        (MapEntry("w", "a b -> (a b)", columns="1"), "of an array of 1 axis"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(entry, says):
+    with pytest.raises(UserError, match=says):
+        arrange_entry(entry, np.zeros((4, 6)), "t")
 
 
 def test_two_checkpoints_of_other_names_are_held_to_each_other():
