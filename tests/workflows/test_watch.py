@@ -407,6 +407,12 @@ def test_check_judges_one_call():
     precaudit.assert_explained(lambda w, x: jnp.tanh(w @ x), w, x)
 
 
+def test_check_of_large_matrices_alone():
+    """None of them is a parameter of the others: a program without inputs has no points."""
+    w, x = (jnp.full((n, 32), 0.1, jnp.bfloat16) for n in (32, 16))
+    precaudit.assert_explained(lambda w, x: jnp.tanh(x @ w), w, x)
+
+
 def test_check_raises_for_what_does_not_pass():
     """A square in float16 overflows at 9e4."""
     x = jnp.full(32, 300.0, jnp.float16)

@@ -82,11 +82,12 @@ def roles_of(calls: Sequence[Kept]) -> Roles:
     """Return what the input leaves are.
 
     State: in every call after the first the very object, or bit for bit the array, that the call before gave.
-    Parameters: the same bits in every call. Of one call alone: floats of two axes and more.
+    Parameters: the same bits in every call. Of one call alone: floats of two axes and more, where others are left.
     """
     n = len(calls[0].inputs)
     if len(calls) == 1:
         large = [j for j, x in enumerate(calls[0].inputs) if np.ndim(x) > 1 and np.size(x) > SMALL and _floats(x)]
+        large = large if len(large) < n else []  # what depends on no input has no points
         return Roles(tuple(large), {}, tuple(j for j in range(n) if j not in large))
     same = [j for j in range(n) if all(_equal(one.inputs[j], calls[0].inputs[j]) for one in calls[1:])]
     state: dict[int, int] = {}
