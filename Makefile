@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
 	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make families  every family end to end on random models'
 	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
+	@echo 'make watch     watch programs that others wrote, each by its own command (makes environments in build/watched)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make cuts      a part of these exams, another every day: every cell within a month (exam-cells: a quarter, calibrate: a tenth)'
@@ -105,6 +106,9 @@ families: .venv/test
 
 programs: .venv/programs
 	$(BIN)/python -m exams.programs
+
+watch: .venv/test
+	$(BIN)/python -m exams.watch --write docs/watched.md
 
 .venv/fuzz: .venv/test
 	$(PIP) -e '.[fuzz]'
