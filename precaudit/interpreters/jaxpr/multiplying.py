@@ -160,6 +160,11 @@ def narrow_product(equation: jex.JaxprEqn) -> bool:
     return equation.primitive.name == "dot_general" and all(float_bits(a.dtype) == 16 for a in avals)
 
 
+def single_product(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation is a product with a result in float32: XLA:CPU makes some small ones term after term."""
+    return equation.primitive.name == "dot_general" and equation.outvars[0].aval.dtype == np.float32
+
+
 def elementwise_factors(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
     """Return the operands of a product so that term k is ``x[k] * y[k]``, and its shape."""
     contracted, batched = equation.params["dimension_numbers"]

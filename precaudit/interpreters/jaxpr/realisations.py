@@ -25,7 +25,8 @@ class Realisation:
     inaccurate functions. ``sums``: exact; those of narrow formats rounded to their own after every term (what XLA:CPU
     makes of a ``reduce_sum`` in bfloat16, such as
     the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
-    each seed's. ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
+    each seed's; "fused": products in float32 term after term with fused multiply-adds, others exact.
+    ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
     operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
     multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
     of float32 operands below the highest precision, by its label (``transforms.products``); what it does not say is not
@@ -42,7 +43,7 @@ class Realisation:
     unrounded: Unrounded = "none"
     expanded: bool = True
     seed: int = 0
-    sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
+    sums: Literal["exact", "own", "single", "reversed", "shuffled", "fused"] = "exact"
     unit: Literal["any", "matrix", "vector", "gpu"] = "any"
     made: Mapping[str, Way] | None = None
     otherwise: Way | None = None

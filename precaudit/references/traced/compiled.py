@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
-from precaudit.interpreters.jaxpr.multiplying import narrow_product
+from precaudit.interpreters.jaxpr.multiplying import narrow_product, single_product
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
@@ -17,6 +17,7 @@ from precaudit.references.traced.judged import At, JudgedCall, Segments
 from precaudit.references.traced.remade import (
     DRAWS,
     FIRST,
+    FUSED,
     HONEST,
     INSIDE,
     NARROW,
@@ -44,7 +45,8 @@ class Realisations:
     """How segments may be made: ``honest`` ways by name, ``first`` those tried of every segment; ``draws``: for noise.
 
     ``open``: whether of some product it is not known how it is made; ``gpu``: whether one makes them;
-    ``narrow_products``: whether a backend might sum some in a format of 16 bits.
+    ``narrow_products``: whether a backend might sum some in a format of 16 bits; ``in_order``: and some in float32 term
+    after term.
     """
 
     honest: Mapping[Name, Realisation]
@@ -53,6 +55,7 @@ class Realisations:
     open: bool
     gpu: bool
     narrow_products: bool
+    in_order: bool
 
 
 def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
@@ -78,8 +81,9 @@ def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realis
     draws = tuple(replace(how, flush=flush) for how in draws)
     if units is not None and units.split:
         draws = tuple(replace(how, split=units.split) for how in draws)
-    narrow = (units is None or units.cpu) and any(map(narrow_product, walk_equations(jaxpr)))
-    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu, narrow)
+    cpu, equations = units is None or units.cpu, list(walk_equations(jaxpr))
+    narrow, in_order = (cpu and any(map(of, equations)) for of in (narrow_product, single_product))
+    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu, narrow, in_order)
 
 
 class CompiledSegments:
@@ -93,6 +97,8 @@ class CompiledSegments:
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
         self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
         narrow = replace(NARROW_PRODUCTS, flush=how.draws[0].flush)
+        fused = replace(FUSED, flush=how.draws[0].flush)
+        self.in_order = Remade(tapped, fused) if how.in_order else None
         self.narrow_products = Remade(tapped, narrow) if how.narrow_products else None
         mine = how.honest.items() if how.gpu else ()
         self.tied = {n: Remade(tapped, replace(way, ties=True)) for n, way in mine if n in how.first}
@@ -133,6 +139,8 @@ class CompiledSegments:
             search.ways_noted(closing)
         search.inputs(self.drawn.ways)
         search.more_noise(self.redrawn)
+        if self.in_order is not None:
+            search.in_order(self.in_order)
         if self.narrow_products is not None:
             search.narrow_products(self.narrow_products)
         if self.how.gpu:

@@ -46,6 +46,8 @@ NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisat
 TERMS = "products of rounded terms"
 # Which no program asks for: XLA:CPU of JAX 0.12 makes some batched products so
 NARROW_PRODUCTS = Realisation("converted", narrow_products=True)
+# As XLA:CPU makes some small products in float32: of a result that cancels drawn sums may be much nearer to FP64
+IN_ORDER, FUSED = ("products term after term",), Realisation("converted", sums="fused")
 # Its arithmetic is float32 inside fusions, and what they hand on is stored
 UNSHARED = ("results that few read",)
 DRAWS = (

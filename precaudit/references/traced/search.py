@@ -9,7 +9,7 @@ from msgspec import structs
 from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.traced.infinities import few_infinite
 from precaudit.references.traced.judged import CLEARLY, At, JudgedCall, Segments, closes, judge_places
-from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
+from precaudit.references.traced.remade import IN_ORDER, INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 
 Closing = dict[str, list[Name]]  # ways that closed a point in steps before, none of the first, the last one first
@@ -87,6 +87,10 @@ class Search:
     def more_noise(self, draws: Redrawn) -> None:
         """Draw more of the noise of what is left: of three draws a slice that few elements rule may have little."""
         self._try(lambda left: replace(self.made, drawn=(*self.made.drawn, *self.more.redrawn(draws, left))))
+
+    def in_order(self, way: Remade) -> None:
+        """Try products in float32 term after term: of three draws of a sum that cancels none may be as far off."""
+        self._try(lambda left: replace(self.made, honest=self.made.honest | {IN_ORDER: self.more.made_by(way, left)}))
 
     def narrow_products(self, way: Remade) -> None:
         """Note of what is left where sums of products in their own format make it; such a record still fails."""
