@@ -137,7 +137,7 @@ def watched(row: Row, python: Path, folder: Path) -> Result:
         return found
     judged, opened = gate(run), open_program_run(run)
     broken = list(judged.verdicts)
-    found.points, found.records = len(opened.record.points), len(program_errors(run))
+    found.points, found.records = len(opened.record.points), len(program_errors(opened))
     counts = Counter(v.status for v in broken)
     found.verdicts = {"pass": found.records - len(broken), **counts}
     found.size = next((x.removeprefix("size: ") for x in log.read_text().splitlines() if x.startswith("size: ")), "")

@@ -189,7 +189,8 @@ class Unrounded:
     def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
         missing = [k for k in inputs if (way, k) not in self._before]
         made = way.before(missing, self._recorded_values(missing), self.args) if missing else {}
-        self._before |= {(way, k): _rounding_to(self.taps[k], before) for k, before in made.items()}
+        for k, before in made.items():  # from the host, as what was recorded: a mesh's would be compiled for once more
+            self._before[way, k] = jnp.asarray(np.asarray(_rounding_to(self.taps[k], before)))
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 
     def _of(self, way: Remade, left: Left, values: Values) -> Rows:
