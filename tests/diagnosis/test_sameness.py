@@ -130,6 +130,32 @@ def test_padding_that_is_attended_is_not_known_until_it_is_said_where_the_shorte
     assert found.cases[0].outputs[0].where == (0, 1, 2, 3)
 
 
+def bucketed(width, kept, mistake=0):
+    """Return tokens of a batch, each row the mean over its sequence so far, of two lengths in a bucket of some width."""
+    lengths = np.array([3, 5])[kept]
+    ids = np.arange(1, 11).reshape(2, 5)[kept]
+    tokens = np.where(np.arange(5) < lengths[:, None], ids, 0)
+
+    def call(params, tokens, lengths):
+        n = jnp.arange(width)
+        seen = (n[None] <= n[:, None]) & (n < lengths[:, None, None] + mistake)
+        share = jnp.where(seen, 1.0, 0.0) / jnp.maximum(seen.sum(-1, keepdims=True), 1).astype(jnp.float32)
+        return share @ params[tokens]
+
+    given = jnp.asarray(np.pad(tokens, ((0, 0), (0, width - 5))), jnp.int32), jnp.asarray(lengths, jnp.int32)
+    w = jax.random.normal(jax.random.key(0), (11, 6))
+    return Program(call, w, {"a": given}, outputs="out", tokens=0, lengths=1)
+
+
+def test_rows_that_a_program_says_to_be_padding_are_left_out():
+    """A batch beside itself in another bucket, and beside one sequence alone; with padding seen nothing is its row."""
+    every = [0, 1]
+    for other, rows in ((bucketed(8, every), 8), (bucketed(7, [0]), 3), (bucketed(5, [1]), 5)):
+        (found,) = precaudit.same(bucketed(5, every), other).cases
+        assert (found.answer, found.outputs[0].rows) == ("same", rows)
+    assert precaudit.same(bucketed(5, every), bucketed(8, every, mistake=-1)).exit_code == 1
+
+
 def test_functions_are_compared_on_given_inputs():
     x = jnp.linspace(-3, 3, 24, dtype=jnp.bfloat16).reshape(4, 6)
     soft, stable = (

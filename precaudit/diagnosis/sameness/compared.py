@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from precaudit.diagnosis.evidence.effects import DISTANCE, output_shares
-from precaudit.diagnosis.evidence.last_call import Last, output_rows
+from precaudit.diagnosis.evidence.last_call import Last
 from precaudit.diagnosis.named import norms
 from precaudit.diagnosis.sameness.observed import Observed, observe
 from precaudit.diagnosis.sameness.others import ENOUGH
@@ -191,7 +191,7 @@ def _calls_apart(mine: Observed, found: Sequence[Beside], i: int) -> list[int]:
     """Return the calls of a program, the first or the second, with a row that is apart."""
     calls = set()
     for b in found:
-        ends = np.cumsum([output_rows(np.asarray(c[OUTPUT + b.output])).shape[0] for c in mine.exact])
+        ends = np.cumsum([len(mine.rows(call, np.asarray(c[OUTPUT + b.output]))) for call, c in enumerate(mine.exact)])
         calls |= {int(np.searchsorted(ends, b.first[i] + at, "right")) for at in np.flatnonzero(b.apart > ONE_VALUE)}
     return sorted(calls)
 

@@ -21,6 +21,7 @@ from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.comparison.exact import exact_calls, tap_graph, tapped_jaxpr
 from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.padding import as_rows
 from precaudit.references.traced.forward import CallValues, states_of
 
 
@@ -101,7 +102,7 @@ class Observed:
         return {n: np.asarray(x) for n, x in told.items()}
 
     def outputs(self) -> dict[str, Array]:
-        """Return the rows [R, N] of every named output of all calls in FP64, one call after another."""
+        """Return the rows [R, N] of every named output of all calls in FP64, call after call, without padding."""
         return self._rows(self.exact)
 
     def outputs_as_run(self) -> dict[str, Array]:
@@ -111,10 +112,18 @@ class Observed:
 
     def _rows(self, calls: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         names = [p.name for p in self.of.opened.record.outputs]
-        each = {n: [widen(np.asarray(c[n])) for c in calls if n in c] for n in names}
-        return {
-            n.removeprefix(OUTPUT): np.concatenate([output_rows(x) for x in rows]) for n, rows in each.items() if rows
-        }
+        each = {n: [self.rows(i, widen(np.asarray(c[n]))) for i, c in enumerate(calls) if n in c] for n in names}
+        return {n.removeprefix(OUTPUT): np.concatenate(rows) for n, rows in each.items() if rows}
+
+    def rows(self, call: int, output: Array) -> Array:
+        """Return an output of a call as rows [R, N], without those that the program says to be padding."""
+        found, record = np.asarray(output_rows(output)), self.of.opened.record
+        if record.lengths is None or record.tokens is None:
+            return found
+        given = self.of.opened.tensors(self.case, call, "inputs")
+        ids = np.atleast_2d(given[str(record.tokens)])
+        real = as_rows(given[str(record.lengths)], *ids.shape)
+        return found if real is None or real.size != len(found) else found[real.reshape(-1)]
 
 
 def observe(opened: Opened, program: Program, case: str) -> dict[str, Observed]:

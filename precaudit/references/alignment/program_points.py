@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from precaudit.references.traced.forward import NotChained
 from precaudit.schema.graphs.decoder import CACHES, POINTS, present
 
 MOST = 4096  # rows of a case that are looked at
+ENDS = ("resid_out", "final_norm", "logits")
 
 
 def program_points(
@@ -65,13 +67,10 @@ def run_points(
         best: tuple[EntryPoints, FedTokens] | None = None
         every = (*of.opened.record.points, *of.opened.record.outputs)
         side = Side(values[-1].exact, every, tap_graph(of, [p.name for p in of.opened.record.points])[0])
-        for reading, fed in _readings(of, case, config, known):
-            for model in models:
+        for (reading, fed), model in product(_readings(of, case, config, known), models):
+            if best is None or not _is_whole(best[0], config):
                 points = find_points(side, textbook_values(model, fed))
-                said = (
-                    reading.padding.number if reading.padding is not None and reading.padding.kind == "rows" else None
-                )
-                one = EntryPoints(of.opened.record.entry, reading.leaf, tuple(points), reading.batch, said)
+                one = EntryPoints(of.opened.record.entry, reading.leaf, tuple(points), reading.batch, reading.lengths)
                 if points and (best is None or _equal(one) > _equal(best[0])):
                     best = one, fed
         if best is not None:
@@ -90,6 +89,13 @@ def _as_written(config: DecoderConfig) -> list[DecoderConfig]:
     return [config] if factor == config.embed_scale else [config, msgspec.structs.replace(config, embed_scale=factor)]
 
 
+def _is_whole(one: EntryPoints, config: DecoderConfig) -> bool:
+    """Whether all that was found is equal in every layer, up to what the last one leaves: no reading finds more."""
+    layers = {True: config.layers, False: 1}
+    each = [p.equal == layers[POINTS[p.point].per_layer] for p in one.points]
+    return all(each) and any(p.point in ENDS for p in one.points)
+
+
 def _equal(one: EntryPoints) -> int:
     return sum(p.equal for p in one.points)
 
@@ -100,6 +106,11 @@ class Reading(NamedTuple):
     leaf: int
     batch: bool
     padding: Padding | None
+
+    @property
+    def lengths(self) -> int | None:
+        """The input that says which rows are padding, as a map names it; None where none does."""
+        return self.padding.number if self.padding is not None and self.padding.kind == "rows" else None
 
 
 def _readings(
