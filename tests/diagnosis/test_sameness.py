@@ -131,7 +131,7 @@ def test_padding_that_is_attended_is_not_known_until_it_is_said_where_the_shorte
 
 
 def bucketed(width, kept, mistake=0):
-    """Return tokens of a batch, each row the mean over its sequence so far, of two lengths in a bucket of some width."""
+    """Return a batch of two lengths in a bucket of some width, each row the mean over its sequence so far."""
     lengths = np.array([3, 5])[kept]
     ids = np.arange(1, 11).reshape(2, 5)[kept]
     tokens = np.where(np.arange(5) < lengths[:, None], ids, 0)
