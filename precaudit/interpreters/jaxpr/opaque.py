@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from precaudit.interpreters.jaxpr.evaluated import Evaluated, Meaning
 from precaudit.interpreters.jaxpr.jax_versions import bodies, walk_equations
 from precaudit.interpreters.jaxpr.reads import Reads, reads, through
-from precaudit.interpreters.jaxpr.shadow import refused_of
+from precaudit.interpreters.jaxpr.shadow import reads_sign, refused_of
 from precaudit.interpreters.jaxpr.tag import Tagged
 
 BLANK = "!"  # begins the names of taps on blank results; what follows says why they are
@@ -69,7 +69,7 @@ def without_opaque(made: Tagged, *args: Any) -> tuple[Tagged, Opaque]:
 
 def _find_opaque(jaxpr: jex.Jaxpr, blanks: dict[int, Meaning]) -> bool:
     """Add what has no FP64 meaning to ``blanks``, by the ids of equations; return whether all may be left blank."""
-    for e in jaxpr.eqns:
+    for e in (e for e in jaxpr.eqns if not reads_sign(e)):
         if (refused := refused_of(e)) is not None:
             if not all(_is_array(v.aval) for v in e.outvars):
                 return False

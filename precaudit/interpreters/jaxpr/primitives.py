@@ -27,7 +27,7 @@ PRODUCTS = "dot_general conv_general_dilated ragged_dot_general"
 RULES = {
     "convert_element_type": "between floats: nothing; to a float: FP64; else as written",
     "reduce_precision": "nothing: a rounding",
-    "bitcast_convert_type": "an integer's bits are read in the format written; a float's are refused",
+    "bitcast_convert_type": "an integer's bits are read in the format written; a float's are refused, but its sign",
     "reduce": "its reducer is lifted",
     "reduce_window": "its reducer is lifted",
     "custom_linear_solve": "the operator and the solver are lifted",

@@ -61,6 +61,14 @@ def refused_of(equation: jex.JaxprEqn) -> CannotLift | None:
     return None
 
 
+def reads_sign(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation is ``jnp.signbit``: of a float's bits it reads the one that FP64 has, too."""
+    if lifting(equation.primitive.name).kind != "call" or equation.params.get("name") != "signbit":
+        return False
+    body = body_of_call(equation.params, lifting(equation.primitive.name).body)[0]
+    return [e.primitive.name.removesuffix("_arithmetic").removesuffix("_logical") for e in body.eqns] == SIGN
+
+
 def _name_of(equation: jex.JaxprEqn) -> str:
     """Return a primitive's name, or a Pallas kernel's."""
     name, params = equation.primitive.name, equation.params
@@ -123,6 +131,9 @@ def _as_stored(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> bool:
     return getattr(x, "dtype", None) == aval.dtype != wide_dtype(aval.dtype)
 
 
+SIGN = ["bitcast_convert_type", "shift_right", "convert_element_type"]
+
+
 class Shadow:
     """Evaluates jaxprs in FP64."""
 
@@ -145,6 +156,8 @@ class Shadow:
                 )
         if (refused := refused_of(equation)) is not None:
             raise refused
+        if reads_sign(equation):
+            return [jnp.signbit(up(inputs[0]))]
         how = lifting(name)
         if how.kind == "call":
             return self.run(*body_of_call(params, how.body), inputs)

@@ -11,6 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 from jax.experimental import pallas as pl
 
+import precaudit
 from precaudit import Program, gate
 from precaudit.interpreters.jaxpr import primitives
 from precaudit.interpreters.jaxpr.opaque import KNOWN, without_opaque
@@ -223,3 +224,26 @@ def test_a_nan_that_it_gives_is_said(tmp_path):
     judged_so = gate(tmp_path / "run")
     assert [(v.status, v.value) for v in judged_so.verdicts if v.kind == "local"] == [("nonfinite", 16.0)]
     assert judged_so.exit_code == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sign_of_a_float_is_known(dtype):
+    """Keras' accuracy asks whether a logit is the negative zero."""
+
+    def accuracy(w, x, label):
+        y = x @ w
+        best = jnp.argmax(jnp.where((y == 0) & jnp.signbit(y), -1e-30, y), -1)
+        return (best == label).astype(y.dtype) * y[:, 0]
+
+    w, x = (jnp.asarray(DRAW.standard_normal((n, 16)), dtype) for n in (16, 8))
+    precaudit.assert_explained(accuracy, w, x, jnp.int32(3))
+
+
+def test_other_bits_of_a_float_are_not():
+    def exponent(w, x, scale):
+        return (jax.lax.bitcast_convert_type(x @ w, jnp.int32) >> 23).astype(jnp.float32) * scale
+
+    w, x = (DRAW.standard_normal((n, 16)).astype(np.float32) for n in (16, 8))
+    judged_so = precaudit.check(exponent, w, x, jnp.float32(1))
+    assert judged_so.exit_code == 3
+    assert any("it reads the bits of a float" in v.text for v in judged_so.verdicts)
