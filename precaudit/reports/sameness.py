@@ -19,13 +19,28 @@ def sameness_report(cases: Sequence[Sameness]) -> Report:
     columns = ("case", "output", "rows", "apart in FP64", *off, "top-1 is FP64's")
     title = "relative distances: of rows from each other in FP64, of outputs from FP64"
     table = Table(title, columns, tuple(_rows(cases)), ("case", "output"), keys=2)
+    outputs = Section("Outputs", tables=(table,))
     lines = [line for c in cases for line in _lines(c, len(cases) > 1, c is not worst)]
     return Report(
         Headline(MARKS[worst.answer], f"{' and '.join(worst.programs)}{of} {worst.says}."),
-        (Section("Where, and what", lines=tuple(lines)), Section("Outputs", tables=(table,))),
+        (Section("Where, and what", lines=tuple(lines)), outputs if table.rows else _held(cases)),
         command="same", title=" and ".join(worst.programs), subtitle=f"{len(cases)} cases", words=("point", "FP64"),
         records=tuple(cases),
     )  # fmt: skip
+
+
+def _held(cases: Sequence[Sameness]) -> Section:
+    """Return which value of the program every tensor of a dump is, what is none first."""
+    each = sorted(((c.case, t) for c in cases for t in c.tensors), key=lambda x: x[1].equal)
+    rows = tuple(
+        (case, t.tensor, t.dtype, t.value if t.equal else "no value" + f"; nearest: {t.value}" * bool(t.value),
+         "" if t.off is None else short(t.off), t.axes, t.source)
+        for case, t in each
+    )  # fmt: skip
+    title = "tensors of the dump, and the program's values in FP64 that they are"
+    columns = ("case", "tensor", "format", "is", "off", "axes", "at")
+    words = tuple(c for c in columns if c != "off")
+    return Section("Tensors", tables=(Table(title, columns, rows, words, keys=2),))
 
 
 def worst_case(cases: Sequence[Sameness]) -> Sameness:

@@ -1,10 +1,12 @@
 """``same``: whether two programs, or two entry points of one, are one formula."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precaudit.diagnosis.sameness.records import SameFormula
 from precaudit.errors import UserError, nearest
+from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
@@ -17,7 +19,7 @@ ENTRY = "@"  # between a program's name and that of an entry point
 
 def same(
     one: Program | str | Callable[..., Any],
-    other: Program | str | Callable[..., Any],
+    other: Program | str | Path | Callable[..., Any],
     inputs: tuple[Any, ...] | None = None,
     *,
     rows: int | None = None,
@@ -28,8 +30,10 @@ def same(
 
     ``one``, ``other``: Programs, ``FILE.py:NAME``, or either with the entry point that is meant,
     ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. Outputs of one name are held against
-    each other row by row, a call's after those of the call before. ``rows``: which row of the longer one is the first
-    of the shorter (None: where FP64 finds them equal). ``cases``: of both (None: all that both have).
+    each other row by row, a call's after those of the call before. ``other`` may be a file or folder of tensors that
+    another framework wrote of the same case, .npz or .safetensors: each is looked for among FP64 values of ``one``.
+    ``rows``: which row of the longer one is the first of the shorter (None: where FP64 finds them equal). ``cases``: of
+    both (None: all that both have; of a dump the first).
 
     Raises UserError where they have no case or no output in common, or cannot be traced.
 
@@ -40,8 +44,13 @@ def same(
     0
     """
     from precaudit.diagnosis.sameness.compared import same_formula
+    from precaudit.diagnosis.sameness.dumped import same_as_dump
 
     loaded: dict[str, Program] = {}
+    if isinstance(other, str | Path) and not is_reference(str(other).partition(ENTRY)[0]):
+        with progress_of(progress) as tell:
+            mine = _named(one, inputs, "the first", loaded)
+            return SameFormula(same_as_dump(mine, Path(other), cases, tell.advance))
     both = [_named(x, inputs, at, loaded) for x, at in zip((one, other), ("the first", "the second"), strict=True)]
     with progress_of(progress) as tell:
         return SameFormula(same_formula(both[0], both[1], rows, cases, tell.advance))

@@ -47,10 +47,28 @@ class Parting(Record, frozen=True, omit_defaults=False):
     before: str
 
 
+class TensorHeld(Record, frozen=True, omit_defaults=False):
+    """A tensor of a dump, and the value of a program that it is, or is nearest to; none where no value has its size.
+
+    ``axes``: the pattern that makes one of the other; ``off``: relative distance from FP64; ``equal``: whether that is
+    what the tensor's format, and sums in it, may make.
+    """
+
+    tensor: str
+    shape: tuple[Count, ...]
+    dtype: str
+    value: str = ""
+    source: str = ""
+    axes: str = ""
+    off: Number | None = None
+    equal: bool = False
+
+
 class Sameness(Record, frozen=True, omit_defaults=False):
     """Whether two programs are one formula, in a case: the answer, why, every output, and where they part.
 
     ``lines``: of each program the point whose own rounding changes its output most, where they are one formula.
+    ``tensors``: those of a dump, where one of the two is that.
     """
 
     programs: tuple[str, str]
@@ -60,6 +78,7 @@ class Sameness(Record, frozen=True, omit_defaults=False):
     outputs: tuple[RowsBeside, ...] = ()
     partings: tuple[Parting, ...] = ()
     lines: tuple[str, ...] = ()
+    tensors: tuple[TensorHeld, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -49,14 +49,14 @@ def _fitted(x: Array, y: Array, wanted: Wanted) -> tuple[Fit, Array | None]:
         y = y.reshape(*y.shape[:at], wanted.groups, -1, *y.shape[at + 1 :])
         axes[at : at + 1] = ["g", "r"]
     if "s" not in axes:
-        return _fit(x, y, axes)
+        return nearest_order(x, y, axes)
     slots = y.shape[axes.index("s")]
     cuts = [np.take(x, range(slots), axis=i) for i, n in enumerate(x.shape) if n >= slots]
-    each = [_fit(cut, y, axes) for cut in cuts if cut.size == y.size]
+    each = [nearest_order(cut, y, axes) for cut in cuts if cut.size == y.size]
     return min(each, key=lambda f: f[0].off, default=(NONE, None))
 
 
-def _fit(x: Array, y: Array, letters: Sequence[str]) -> tuple[Fit, Array | None]:
+def nearest_order(x: Array, y: Array, letters: Sequence[str]) -> tuple[Fit, Array | None]:
     """Return the best order of y's axes that has x's shape, "" where x has y's order, and x so."""
     if x.size != y.size:
         return NONE, None
