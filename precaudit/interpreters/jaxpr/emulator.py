@@ -330,6 +330,8 @@ class Emulator(Planted):
         before = x if hasattr(read, "val") else self.before.get(read, x)
         own = not float_bits(dtype) or dtype == np.float64 or (not hasattr(read, "val") and self.holds(read, inputs[0]))
         made, planted = x if own else round_once(x, dtype), up(values[0])
+        if self.how.by_conversions and float_bits(dtype) == 16 and values[0].dtype == np.float64:
+            self.before[equation.outvars[0]], planted = planted, round_once(planted, dtype)
         if self.here is None and values[0].dtype == dtype:
             self.keep(planted, dtype)
         return [self.chosen(planted, x)], [(made, before)]

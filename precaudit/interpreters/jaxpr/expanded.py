@@ -20,8 +20,17 @@ def _logistic(x: jax.Array, _params: Mapping[str, Any], stored: Callable[[Any], 
 
 
 def _power(x: jax.Array, params: Mapping[str, Any], stored: Callable[[Any], Any]) -> Any:
-    """Return x to an integer power; the cube of a rounded square."""
-    return stored(x * x) * x if params["y"] == 3 else lax.integer_pow(x, params["y"])
+    """Return x to an integer power by rounded squares; a negative one is one over it."""
+    exponent, square, power = abs(params["y"]), x, jnp.ones_like(x)
+    made, rounded = power, x
+    while exponent:
+        if exponent & 1:
+            made = square if made is power else stored(made) * rounded
+        exponent >>= 1
+        if exponent:
+            square = rounded * rounded
+            rounded = stored(square)
+    return 1.0 / stored(made) if params["y"] < 0 else made
 
 
 def _one_minus_square(x: jax.Array, _params: Mapping[str, Any], stored: Callable[[Any], Any]) -> Any:

@@ -37,7 +37,8 @@ class Realisation:
     reads the other. ``flush``: the device makes 0 of subnormals (``transforms.subnormals``).
     ``narrow_products``: sums of products of narrow operands and results are rounded to their own format after every
     term, which no program asks for. ``split``: products whose terms lie on several devices, by label: each part is
-    rounded to the product's format before parts are added.
+    rounded to the product's format before parts are added. ``by_conversions``: narrow inputs that are given unrounded
+    are read so where the program converts them to a wider format; what else reads them reads them rounded.
     """
 
     unrounded: Unrounded = "none"
@@ -52,6 +53,7 @@ class Realisation:
     flush: bool = False
     narrow_products: bool = False
     split: Mapping[str, SplitSum] | None = None
+    by_conversions: bool = False
 
 
 def elidable(jaxpr: Any) -> bool:

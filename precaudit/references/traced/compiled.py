@@ -9,12 +9,13 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product, single_product
-from precaudit.interpreters.jaxpr.realisations import Realisation
+from precaudit.interpreters.jaxpr.realisations import Realisation, elidable
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
 from precaudit.references.traced.judged import At, JudgedCall, Segments
 from precaudit.references.traced.remade import (
+    CONVERTED,
     DRAWS,
     FIRST,
     FUSED,
@@ -46,7 +47,7 @@ class Realisations:
 
     ``open``: whether of some product it is not known how it is made; ``gpu``: whether one makes them;
     ``narrow_products``: whether a backend might sum some in a format of 16 bits; ``in_order``: and some in float32 term
-    after term.
+    after term; ``by_conversions``: whether some values of 16 bits are converted to a wider format.
     """
 
     honest: Mapping[Name, Realisation]
@@ -56,6 +57,7 @@ class Realisations:
     gpu: bool
     narrow_products: bool
     in_order: bool
+    by_conversions: bool
 
 
 def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
@@ -83,7 +85,16 @@ def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realis
         draws = tuple(replace(how, split=units.split) for how in draws)
     cpu, equations = units is None or units.cpu, list(walk_equations(jaxpr))
     narrow, in_order = (cpu and any(map(of, equations)) for of in (narrow_product, single_product))
-    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu, narrow, in_order)
+    return Realisations(
+        ways,
+        first,
+        draws,
+        units is not None and units.leaves_open(jaxpr),
+        gpu,
+        narrow,
+        in_order,
+        cpu and elidable(jaxpr),
+    )
 
 
 class CompiledSegments:
@@ -97,6 +108,8 @@ class CompiledSegments:
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
         self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
         narrow = replace(NARROW_PRODUCTS, flush=how.draws[0].flush)
+        pairs = {n: way for n, way in how.honest.items() if how.by_conversions and n[-len(CONVERTED) :] == CONVERTED}
+        self.by_conversions = {n: Remade(tapped, replace(way, by_conversions=True)) for n, way in pairs.items()}
         fused = replace(FUSED, flush=how.draws[0].flush)
         self.in_order = Remade(tapped, fused) if how.in_order else None
         self.narrow_products = Remade(tapped, narrow) if how.narrow_products else None
@@ -137,6 +150,8 @@ class CompiledSegments:
             search.ways()
         else:
             search.ways_noted(closing)
+        if self.by_conversions:
+            search.by_conversions(self.by_conversions)
         search.inputs(self.drawn.ways)
         search.more_noise(self.redrawn)
         if self.in_order is not None:

@@ -48,6 +48,9 @@ TERMS = "products of rounded terms"
 NARROW_PRODUCTS = Realisation("converted", narrow_products=True)
 # As XLA:CPU makes some small products in float32: of a result that cancels drawn sums may be much nearer to FP64
 IN_ORDER, FUSED = ("products term after term",), Realisation("converted", sums="fused")
+# A compiler takes such pairs away and stores the rounded value for all else that reads it, as the exponentials of a
+# softmax: their sum in float32 reads them unrounded, their product with a gradient rounded
+BY_CONVERSIONS = "inputs as a wider format reads them"
 # Its arithmetic is float32 inside fusions, and what they hand on is stored
 UNSHARED = ("results that few read",)
 DRAWS = (

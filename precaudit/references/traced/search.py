@@ -88,6 +88,10 @@ class Search:
         """Draw more of the noise of what is left: of three draws a slice that few elements rule may have little."""
         self._try(lambda left: replace(self.made, drawn=(*self.made.drawn, *self.more.redrawn(draws, left))))
 
+    def by_conversions(self, ways: Mapping[Name, Remade]) -> None:
+        """Try narrow inputs unrounded where they are converted to a wider format, and rounded elsewhere."""
+        self._try(lambda left: replace(self.made, honest=self.made.honest | self.more.by_conversions(ways, left)))
+
     def in_order(self, way: Remade) -> None:
         """Try products in float32 term after term: of three draws of a sum that cancels none may be as far off."""
         self._try(lambda left: replace(self.made, honest=self.made.honest | {IN_ORDER: self.more.made_by(way, left)}))

@@ -14,7 +14,17 @@ from jax import lax
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
-from precaudit.references.traced.remade import INPUTS, SOME, Redrawn, Remade, Several, Tapped, Values, widen_some
+from precaudit.references.traced.remade import (
+    BY_CONVERSIONS,
+    INPUTS,
+    SOME,
+    Redrawn,
+    Remade,
+    Several,
+    Tapped,
+    Values,
+    widen_some,
+)
 from precaudit.schema.metrics.sizes import EXPONENT, smallest_normal
 
 Name = tuple[str, ...]
@@ -34,7 +44,7 @@ def _rounding_to(recorded: jax.Array, before: jax.Array) -> Any:
     wide, smallest = recorded.astype(np.float64), smallest_normal(name)
     power = lax.bitcast_convert_type(lax.bitcast_convert_type(wide, np.int64) & EXPONENT, np.float64)
     ulp = FORMATS[name].unit_roundoff * jnp.minimum(power, 2.0**1023)
-    half = jnp.where(jnp.abs(wide) < smallest, smallest, ulp)
+    half = jnp.where(jnp.abs(wide) < smallest, smallest, ulp) * (1 - 2.0**-30)  # so that it rounds to what was recorded
     return jnp.clip(before, wide - half, wide + half)
 
 
@@ -86,6 +96,13 @@ class Unrounded:
         """Return what the first ways make of narrow inputs as each has them before they are rounded."""
         ways = {name: way for name, way in self.honest.items() if name in self.first}
         return {(*name, INPUTS): self._of(way, left, self._given_values(way, left)) for name, way in ways.items()}
+
+    def by_conversions(self, ways: Mapping[Name, Remade], left: Left) -> dict[Name, Rows]:
+        """Return what ways make that read narrow inputs unrounded where these are converted to a wider format alone."""
+        return {
+            (*name, BY_CONVERSIONS): self._of(way, left, self._given_values(self.honest[name], left))
+            for name, way in ways.items()
+        }
 
     def other_ways(self, left: Left) -> dict[Name, Rows]:
         """Return what the other ways make."""
