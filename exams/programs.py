@@ -7,6 +7,7 @@ all, and the textbook of a known family finds what is known to be there (``FOUND
 
 import argparse
 import dataclasses
+import json
 import sys
 import tempfile
 import time
@@ -18,20 +19,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
 
 from exams.cut import add_part
 from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.interpreters.jaxpr.plan import PRODUCTS, WRITES
+from precaudit.models.checkpoints.names import parse_map, with_constants
+from precaudit.models.configs import from_config_json, model_tensors
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.comparison.programs import compare_program
-from precaudit.references.names_map import Names
+from precaudit.references.mapped_tensors import mapped_tensors, parameter_leaves
+from precaudit.references.names_map import Names, ProgramNames
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
+from precaudit.workflows.verbs import compare
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OF_OURS = ("own_decoder", "tapped_decoder", "equinox_decoder", "linen_decoder", "nnx_decoder", "training_step")
@@ -206,6 +212,7 @@ def row(
     errors = compare_program(opened, program, names)
     judged = gate(folder)
     found = diagnose_program(opened, program).findings if names is not None else ()
+    alone = set() if names is None else causes_by_values(opened, program, names)
     broken = [v for v in judged.verdicts if v.kind != "formula"]
     counts = Counter(v.status for v in broken) + Counter(
         {"pass": sum(e.kind != "formula" for e in errors) - len(broken)}
@@ -224,7 +231,23 @@ def row(
         f"{neutral} | {told} | {agree} | {time.perf_counter() - start:.0f} |"
     )
     said = [f"- {name}: {f.kind}: {f.says}; {value(f.rel_l2 or 0.0):.1e} off at {f.point}" for f in found]
-    return text, said, not broken and {f.cause for f in found} == FOUND.get(name, set())
+    if alone != {f.cause for f in found}:
+        said.append(f"- {name}: by the model alone, without a map: {', '.join(sorted(alone)) or 'nothing'}")
+    return text, said, not broken and {f.cause for f in found} == FOUND.get(name, set()) == alone
+
+
+def causes_by_values(opened: Opened, program: Program, names: Names) -> set[str]:
+    """Return what the textbook finds with a checkpoint of the same weights in place of the map (``--model``)."""
+    given = parse_map(names.map, names.map.read_bytes(), ProgramNames).of(opened.record)
+    config = with_constants(from_config_json(json.loads(names.config.read_text()), str(names.config)), given, "map")
+    shapes = model_tensors(config)
+    read = mapped_tensors(parameter_leaves(program.params), given, shapes, str(names.map))
+    folder = opened.folder.parent / "model"
+    folder.mkdir()
+    save_file({name: np.ascontiguousarray(read(name)) for name in shapes}, folder / "model.safetensors")
+    (folder / "config.json").write_bytes(names.config.read_bytes())
+    compare(opened, program, model=str(folder))
+    return {f.cause for f in diagnose_program(opened, program).findings}
 
 
 def formula(errors: list[ErrorRecord], found: bool) -> str:

@@ -93,11 +93,11 @@ def same_as_dump(
     """
     dump = read_dump(path)
     named = with_named_output(named)
-    (case,) = cases or list(named.program.cases)[:1]
-    program = named.program.some([case])
+    asked = list(cases or list(named.program.cases)[:1])
+    named = replace(named, program=named.program.some(asked))
     with tempfile.TemporaryDirectory() as folder:
-        opened = trace_program(program, Path(folder) / "run", tell=tell)
-        return (held_against_dump(replace(named, program=program), opened, case, dump, path.name),)
+        opened = trace_program(named.program, Path(folder) / "run", tell=tell)
+        return tuple(held_against_dump(named, opened, case, dump, path.name) for case in asked)
 
 
 def candidates(seen: Observed) -> Iterator[Candidate]:
