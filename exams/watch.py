@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from precaudit import gate
-from precaudit.judging.programs import program_errors
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.runs.programs import open_program_run
 
@@ -136,15 +135,28 @@ def watched(row: Row, python: Path, folder: Path) -> Result:
         found.error = next((x for x in reversed(log.read_text().splitlines()) if "precaudit" in x), "nothing was said")
         return found
     judged, opened = gate(run), open_program_run(run)
-    broken = list(judged.verdicts)
-    found.points, found.records = len(opened.record.points), len(program_errors(opened))
-    counts = Counter(v.status for v in broken)
-    found.verdicts = {"pass": found.records - len(broken), **counts}
-    found.size = next((x.removeprefix("size: ") for x in log.read_text().splitlines() if x.startswith("size: ")), "")
+    broken, lines = list(judged.verdicts), log.read_text().splitlines()
+    found.points = len(opened.record.points)
+    found.verdicts = said_verdicts(lines)
+    found.records = sum(found.verdicts.values())
+    found.size = next((x.removeprefix("size: ") for x in lines if x.startswith("size: ")), "")
     found.unknown = dict(Counter(_why(v) for v in broken if v.status == "unknown"))
-    found.failing = tuple(f"{v.status}: {v.point} [{v.kind}] {v.text}" for v in broken if v.status not in KNOWN)[:5]
+    found.failing = tuple(
+        f"{v.status}: {_place(v)} [{v.kind}] {v.text or v.metric}" for v in broken if v.status not in KNOWN
+    )[:5]
     found.versions = ", ".join(f"{n} {v}" for n, v in opened.record.versions.items() if n == "jax")
     return found
+
+
+def _place(verdict: Verdict) -> str:
+    return verdict.point if verdict.layer is None else f"layer {verdict.layer} {verdict.point}"
+
+
+def said_verdicts(lines: Sequence[str]) -> dict[str, int]:
+    """Return {status: how many} that ``gate`` said last of a run."""
+    told = [x.removeprefix("verdicts: ") for x in lines if x.startswith("verdicts: ")][-1:]
+    each = (part.split(" ", 1) for text in told for part in text.split(", "))
+    return {status: int(n.replace(",", "")) for n, status in each}
 
 
 KNOWN = ("pass", "unknown", "not run")

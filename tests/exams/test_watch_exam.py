@@ -47,3 +47,9 @@ def test_a_row_that_ends_otherwise_than_is_known_is_exit_code_1(off, code, tmp_p
 def test_no_row_is_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["watch", "--only", "nothing", "--folder", str(tmp_path)])
     assert watch.main() == 1
+
+
+def test_verdicts_are_those_that_gate_said_last():
+    lines = ["verdicts: 3 fail", "verdicts: 1 fail, 2 input suspect, 1,129 pass"]
+    assert watch.said_verdicts(lines) == {"fail": 1, "input suspect": 2, "pass": 1129}
+    assert watch.said_verdicts(["nothing"]) == {}
