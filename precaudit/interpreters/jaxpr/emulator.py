@@ -26,13 +26,12 @@ from precaudit.interpreters.jaxpr.multiplying import (
     few_terms,
     in_own_format,
     is_compilers_choice,
-    narrow_product,
     near_tie,
     of_rounded_terms,
     on_gpu,
     operand_parts,
     round_to_tf32,
-    single_product,
+    term_after_term,
     to_even,
 )
 from precaudit.interpreters.jaxpr.on_devices import product_in_parts
@@ -153,9 +152,7 @@ class Emulator(Planted):
             return self.solve(equation.params, inputs)
         elif name == "dot_general" and (split := self.split_of(equation)) is not None:
             out = [self.in_parts(equation, inputs, split)]
-        elif (self.how.narrow_products and narrow_product(equation)) or (
-            self.how.sums == "fused" and single_product(equation)
-        ):
+        elif term_after_term(equation, self.how.narrow_products, self.how.sums == "fused"):
             out = [in_own_format(equation, inputs, partial(round_once, dtype=dtype))]
         elif self.how.unit == "vector" and name == "dot_general" and few_terms(equation, inputs):
             out = [of_rounded_terms(equation, inputs, partial(round_once, dtype=dtype))]

@@ -165,6 +165,11 @@ def single_product(equation: jex.JaxprEqn) -> bool:
     return equation.primitive.name == "dot_general" and equation.outvars[0].aval.dtype == np.float32
 
 
+def term_after_term(equation: jex.JaxprEqn, narrow: bool, single: bool) -> bool:
+    """Whether a product's format holds its sum after every term: of those of 16 bits, of those in float32."""
+    return (narrow and narrow_product(equation)) or (single and single_product(equation))
+
+
 def elementwise_factors(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
     """Return the operands of a product so that term k is ``x[k] * y[k]``, and its shape."""
     contracted, batched = equation.params["dimension_numbers"]
