@@ -6,12 +6,10 @@ import click
 
 from precaudit.cli._options import deliver, page_options, progress_bar
 
-PROGRAM = "FILE.py:NAME[@ENTRY]"
-
 
 @click.command()
-@click.argument("one", metavar=PROGRAM)
-@click.argument("other", metavar="PROGRAM|DUMP")
+@click.argument("one", metavar="PROGRAM|RUN")
+@click.argument("other", metavar="PROGRAM|RUN|DUMP")
 @click.option("--rows", type=click.IntRange(0), metavar="N",
               help="The row of the longer output that the shorter begins at [found in FP64].")  # fmt: skip
 @click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this case; may be given again.")
@@ -24,8 +22,9 @@ def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_j
     are held against each other, row by row: a decode's call t against row t of a full forward. Where they are one
     formula, it says how far each is from FP64 as it ran; where not, at which point they part first. Their code is run.
 
-    DUMP is a file or folder of .npz, .npy or .safetensors of the same case. Each tensor is looked for among the
-    program's FP64 values, in any layout and under any name.
+    PROGRAM is FILE.py:NAME, or FILE.py:NAME@ENTRY. RUN is a watched run, whose command is run again. DUMP is a file or
+    folder of .npz, .npy or .safetensors of the same case. Each tensor is looked for among the program's FP64 values, in
+    any layout and under any name.
 
     Exit code 0: one formula, they differ by rounding. 1: not one formula. 3: it cannot be known.
     """

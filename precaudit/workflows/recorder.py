@@ -84,15 +84,13 @@ class Recorder:
                 self.made += found
 
     def compare(self) -> None:
-        """Compare every run that was made with FP64; Ctrl-C leaves it."""
-        from precaudit.workflows.verbs import compare
-
+        """Compare every run that was made with FP64, or do else what is asked of it; Ctrl-C leaves it."""
         for i, x in enumerate(self.made if self.order.compare else ()):
             if x.compared:
                 continue
             self.tell(f"comparing {x.calls} with FP64 (Ctrl-C leaves it)")
             try:
-                compare(x.run, x.program, accum=self.order.accum, model=self.order.model)
+                self._compare(x)
                 self.made[i] = replace(x, compared=True)
                 self.made[i] = replace(x, compared=True, diagnosis=self._diagnosis(x))
             except PrecauditError as error:
@@ -101,6 +99,23 @@ class Recorder:
                 what, verb = ("diagnosed", "diagnose") if self.made[i].compared else ("compared", "compare")
                 self.notes.append(f"{x.calls}: interrupted, not {what}: precaudit {verb} {x.run.folder} --rerun")
                 return
+
+    def _compare(self, x: Recorded) -> None:
+        """Compare a run, or write its FP64 values, or hold them against another's."""
+        from precaudit.diagnosis.sameness.compared import Named
+        from precaudit.diagnosis.sameness.dumped import held_against_dump, write_values
+        from precaudit.recording.dumps.reading import read_dump
+        from precaudit.workflows.verbs import compare
+
+        named, case = Named(x.program, x.program.entry, x.run.folder.name), x.run.record.cases[0]
+        if self.order.values:
+            write_values(x.run, x.program, case, Path(self.order.values))
+        elif self.order.beside:
+            theirs = Path(self.order.beside)
+            found = held_against_dump(named, x.run, case, read_dump(theirs), theirs.stem)
+            Path(self.order.answer).write_bytes(msgspec.json.encode(found))
+        else:
+            compare(x.run, x.program, accum=self.order.accum, model=self.order.model)
 
     def _diagnosis(self, x: Recorded) -> tuple[str, ...]:
         """Return what is to be said of a run that fails, while its program is here."""

@@ -1,13 +1,17 @@
 """``same``: whether two programs, or two entry points of one, are one formula."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precaudit.diagnosis.sameness.records import SameFormula
+import msgspec
+
+from precaudit.diagnosis.sameness.records import SameFormula, Sameness
 from precaudit.errors import UserError, nearest
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import MANIFEST
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
 
@@ -18,7 +22,7 @@ ENTRY = "@"  # between a program's name and that of an entry point
 
 
 def same(
-    one: Program | str | Callable[..., Any],
+    one: Program | str | Path | Callable[..., Any],
     other: Program | str | Path | Callable[..., Any],
     inputs: tuple[Any, ...] | None = None,
     *,
@@ -32,6 +36,7 @@ def same(
     ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. Outputs of one name are held against
     each other row by row, a call's after those of the call before. ``other`` may be a file or folder of tensors that
     another framework wrote of the same case, .npz or .safetensors: each is looked for among FP64 values of ``one``.
+    Either may be a watched run, whose command is run again.
     ``rows``: which row of the longer one is the first of the shorter (None: where FP64 finds them equal). ``cases``: of
     both (None: all that both have; of a dump the first).
 
@@ -47,13 +52,44 @@ def same(
     from precaudit.diagnosis.sameness.dumped import same_as_dump
 
     loaded: dict[str, Program] = {}
-    if isinstance(other, str | Path) and not is_reference(str(other).partition(ENTRY)[0]):
-        with progress_of(progress) as tell:
-            mine = _named(one, inputs, "the first", loaded)
-            return SameFormula(same_as_dump(mine, Path(other), cases, tell.advance))
+    if _is_path(one) or _is_path(other):
+        with progress_of(progress) as tell, tempfile.TemporaryDirectory() as folder:
+            paths = [Path(str(x)) for x in (one, other) if _is_path(x)]
+            tensors = _tensors(paths[-1], Path(folder))
+            if len(paths) == 2:
+                return SameFormula((_same_as_run(paths[0], tensors, Path(folder)),))
+            mine = _named(other if _is_path(one) else one, inputs, "the program", loaded)
+            return SameFormula(same_as_dump(mine, tensors, cases, tell.advance))
     both = [_named(x, inputs, at, loaded) for x, at in zip((one, other), ("the first", "the second"), strict=True)]
     with progress_of(progress) as tell:
         return SameFormula(same_formula(both[0], both[1], rows, cases, tell.advance))
+
+
+def _is_path(x: Any) -> bool:
+    """Whether one side is a file or folder of tensors, or a run, and no program."""
+    return isinstance(x, str | Path) and not is_reference(str(x).partition(ENTRY)[0])
+
+
+def _tensors(path: Path, folder: Path) -> Path:
+    """Return where a side's tensors are: of a watched run, whose command is run again, its values in FP64."""
+    if not (path / MANIFEST).is_file():
+        return path
+    from precaudit.workflows.watch import rerun
+
+    held = folder / f"{path.resolve().name}.npz"
+    rerun(path, values=held)
+    return held
+
+
+def _same_as_run(run: Path, tensors: Path, folder: Path) -> Sameness:
+    """Return whether a watched run's calls, made again, are tensors; raises UserError where the first is no run."""
+    from precaudit.workflows.watch import rerun
+
+    if not (run / MANIFEST).is_file():
+        raise UserError(f"{run}: the first is a program, FILE.py:NAME, or a watched run; give tensors second")
+    answer = folder / "answer.json"
+    rerun(run, beside=(tensors, answer))
+    return msgspec.json.decode(answer.read_bytes(), type=Sameness)
 
 
 def _named(x: Any, inputs: tuple[Any, ...] | None, called: str, loaded: dict[str, Program]) -> "Named":

@@ -123,11 +123,14 @@ def _model_folder(model: str) -> str:
 
 
 def rerun(
-    run: Path | str, accum: Sequence[str] = (), model: str | None = None, diagnose: bool = False
+    run: Path | str, accum: Sequence[str] = (), model: str | None = None, diagnose: bool = False,
+    values: Path | None = None, beside: tuple[Path, Path] | None = None,
 ) -> SeenRun:  # fmt: skip
     """Run the command again that made a watched run's calls, and compare them with FP64 in its process.
 
-    Return what was seen of the run; ``diagnose``: with what is said of it where it fails.
+    Return what was seen of the run; ``diagnose``: with what is said of it where it fails. ``values``: do not compare
+    it, but write its FP64 values into this file; ``beside``: nor that, but hold them against the tensors of one file,
+    and write what is found into the other.
 
     Its output goes to stderr. Raises UserError where the script, its environment or what it gave the calls is another
     than it was, CannotJudge where it did not come so far.
@@ -144,8 +147,9 @@ def rerun(
     with tempfile.TemporaryDirectory() as folder:
         order = WatchOrder(
             picked=command.picked, command=command, output=None, result=str(Path(folder) / "seen.json"),
-            again=str(Path(run).resolve()), accum=tuple(accum), model=model,
-            diagnose=diagnose,
+            again=str(Path(run).resolve()), accum=tuple(accum), model=model, diagnose=diagnose,
+            values="" if values is None else str(values), beside="" if beside is None else str(beside[0].resolve()),
+            answer="" if beside is None else str(beside[1]),
         )  # fmt: skip
         code, seen = _run(python, rest, order, where, sys.stderr.fileno())
     done = [] if seen is None else [r for r in seen.runs if r.compared]

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import precaudit
@@ -379,6 +380,42 @@ def test_a_command_is_run_again_to_compare_its_calls(tmp_path, capfd):
     (tmp_path / "script.py").write_text(DRAWN.format(seed=2))
     assert command(["compare", str(run), "--rerun"]) == 2
     assert f"{path} changed since it was recorded: watch it again" in capfd.readouterr().err
+
+
+TWO_WAYS = """
+import jax
+import jax.numpy as jnp
+w = jax.random.normal(jax.random.key(0), (4, 4))
+x = jax.random.normal(jax.random.key(1), (3, 4))
+@jax.jit
+def soft(w, x):
+    y = x @ w
+    return {formula}
+soft(w, x)
+"""
+
+
+def test_watched_runs_are_one_formula_or_part_where_their_scripts_do(tmp_path, capfd):
+    """Each script is run again, and its calls' FP64 values are looked for among the other's, or among a dump's."""
+    formulas = {
+        "plain": "y / (1 + jnp.exp(-y))",
+        "other": "0.5 * y * (1 + jnp.tanh(y / 2))",
+        "wrong": "y * jnp.tanh(y)",
+    }
+    for name, formula in formulas.items():
+        (tmp_path / f"{name}.py").write_text(TWO_WAYS.format(formula=formula))
+        watch([PYTHON, str(tmp_path / f"{name}.py")], function="soft", output=tmp_path / name, compare=False)
+    capfd.readouterr()
+    for name, code, mark in (("other", 0, "✓"), ("wrong", 1, "✗")):
+        assert command(["same", str(tmp_path / "plain"), str(tmp_path / name)]) == code
+        assert capfd.readouterr().out.startswith(f"{mark} plain and {name} are")
+    y = np.asarray(jax.random.normal(jax.random.key(1), (3, 4))) @ np.asarray(
+        jax.random.normal(jax.random.key(0), (4, 4))
+    )
+    np.savez(tmp_path / "theirs.npz", y=y / (1 + np.exp(-y)))
+    assert command(["same", str(tmp_path / "plain"), str(tmp_path / "theirs.npz")]) == 0
+    assert command(["same", str(tmp_path / "theirs.npz"), str(tmp_path / "plain")]) == 2
+    assert "the first is a program, FILE.py:NAME, or a watched run" in capfd.readouterr().err
 
 
 def test_a_command_that_gives_its_calls_other_values_cannot_be_compared_again(tmp_path):

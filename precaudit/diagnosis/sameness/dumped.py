@@ -5,17 +5,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
 from precaudit.diagnosis.sameness.compared import Named, with_named_output
 from precaudit.diagnosis.sameness.observed import Observed, Site, observe
 from precaudit.diagnosis.sameness.records import Parting, Sameness, TensorHeld, step_text
+from precaudit.errors import CannotJudge
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.reading import Dump, read_dump
-from precaudit.recording.programs.program import OUTPUT
+from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.alignment.axes import Fit, nearest_order
@@ -98,6 +100,21 @@ def same_as_dump(
     with tempfile.TemporaryDirectory() as folder:
         opened = trace_program(named.program, Path(folder) / "run", tell=tell)
         return tuple(held_against_dump(named, opened, case, dump, path.name) for case in asked)
+
+
+def write_values(opened: Opened, program: Program, case: str, path: Path) -> None:
+    """Write a case's FP64 values of every point, step and call of a program's first entry point, as .npz.
+
+    Raises CannotJudge where FP64 does not come through.
+    """
+    try:
+        seen = observe(opened, program, case)[program.entry]
+    except (CannotLift, NotImplementedError, NotChained) as error:
+        raise CannotJudge(f"FP64 does not come through: {str(error).splitlines()[0]}") from None
+    calls, outputs = range(len(seen.exact)), opened.record.outputs
+    sites = [*seen.sites(), *(Site(c, (), p, ()) for c in calls for p in outputs if p.name in seen.exact[c])]
+    each = {_candidate(0, x.point, x.call, x.step, np.zeros(0)).name: seen.value(x) for x in sites}
+    np.savez(path, **cast("dict[str, Any]", each))
 
 
 def candidates(seen: Observed) -> Iterator[Candidate]:

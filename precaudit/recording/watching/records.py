@@ -42,7 +42,9 @@ class WatchOrder(Record, frozen=True, omit_defaults=False):
     ``output``: the folder of the run, none to count calls alone; ``again``: the run whose calls are compared when the
     script has made them once more; ``accum``, ``model``: as ``compare`` takes them; ``diagnose``: runs
     that fail are diagnosed, too; ``most``: bytes that may be
-    recorded; ``result``: the file for ``SeenScript``; ``said``: the command, in words.
+    recorded; ``result``: the file for ``SeenScript``; ``said``: the command, in words. Of a run that is made again,
+    ``values``: the file that its FP64 values go to, ``beside``: tensors that it is held against, and ``answer``: the
+    file for what is found; none of these: it is compared.
     """
 
     picked: Picking
@@ -57,6 +59,9 @@ class WatchOrder(Record, frozen=True, omit_defaults=False):
     model: str | None = None
     diagnose: bool = False
     said: str = ""
+    values: str = ""
+    beside: str = ""
+    answer: str = ""
 
 
 class SeenFunction(Record, frozen=True, omit_defaults=False):
