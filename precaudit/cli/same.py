@@ -16,7 +16,7 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 @page_options
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_json: bool, **pages: Path | None) -> int:
-    """Say whether two programs are one formula, or a program and what another framework wrote.
+    """Say whether two programs are one formula.
 
     Two entry points of one will do. Both run in FP64 on their own cases of the same names. Their outputs of one name
     are held against each other, row by row: a decode's call t against row t of a full forward. Where they are one

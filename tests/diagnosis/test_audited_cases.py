@@ -43,6 +43,7 @@ def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
     assert "reads slot 4 of the cache, which nothing has written: 4 rows are held" in slot.says
 
 
+@pytest.mark.slow  # 17 s
 def test_a_past_length_that_is_one_too_small_is_told(tmp_path):
     """A row that is written over may have been padding, so that this alone is no fault: it is said, and not silent."""
     found = audited(tmp_path, "past_length.py:small_after", mapped=True)

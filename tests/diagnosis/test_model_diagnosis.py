@@ -362,6 +362,7 @@ def test_nan_that_came_in_is_not_blamed_on_the_operation(tmp_path, capsys):
     assert "rounding beyond the policy" not in out
 
 
+@pytest.mark.slow  # 20 s
 def test_a_rescore_alone_says_nothing_of_the_formula(tmp_path):
     record(tmp_path / "run", select=Selection.parse(points="v", phases="rescore"))
     found = diagnose(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))

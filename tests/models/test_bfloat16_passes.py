@@ -94,6 +94,7 @@ def test_fewer_passes_than_were_asked_for_fail(tmp_path, case):
     assert {"q", "v", "attn_proj", "mlp_out"} <= failed
 
 
+@pytest.mark.slow  # 25 s
 def test_tf32_is_a_gpus_default(tmp_path):
     """Products of TF32 operands pass there, also where the device made float32 of some; those of bfloat16 do not."""
     for passes, honest in ((0, True), (6, True), (1, False)):

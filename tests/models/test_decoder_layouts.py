@@ -146,6 +146,7 @@ def test_unrolled_layers_are_a_program_of_their_own():
     assert decode_program(other, None) is not decode_program(plain, None)
 
 
+@pytest.mark.slow  # 13 s
 def test_invariance_unrolls(tmp_path, monkeypatch):
     ran = []
     real = invariance.trace

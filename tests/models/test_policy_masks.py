@@ -160,6 +160,7 @@ def test_an_honest_run_passes_and_is_priced(tmp_path):
         pytest.param("fp32-cast-decode", {}, "left", marks=pytest.mark.slow),
     ],
 )  # 5 s each
+@pytest.mark.slow  # 10 s
 def test_other_policies_paddings_and_kernels_pass(tmp_path, policy, settings, pad):
     subject = load("tiny", under(policy, **settings), None, "cpu")
     _, judgement = judged(tmp_path, subject, prompts(12, 40), layers="0,3", options=TraceOptions(2, batch=2, pad=pad))
@@ -197,6 +198,7 @@ def test_what_a_short_window_makes_of_a_row_is_a_price(tmp_path, window):
     assert len(found.prefill_decode) == 14
 
 
+@pytest.mark.slow  # 15 s
 def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
     runs = [
         traced(tmp_path / name, load("tiny", chosen, None, "cpu"), prompts(20), "attn_out,logits")

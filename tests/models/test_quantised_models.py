@@ -35,7 +35,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 
 SHIPPED = ("int8-weights", "int8-groups", "int4-groups", "kv-int8", "kv-fp8", "w8a8")
-FIRST = ("int4-groups", "kv-int8", "w8a8")
+FIRST = ("int4-groups", "w8a8")
 TEXT = "import os\n\n\ndef read(path):\n"
 BF16 = FORMATS["bfloat16"].dtype
 draw = np.random.default_rng

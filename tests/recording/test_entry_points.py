@@ -203,6 +203,7 @@ def test_an_altered_list_of_entry_points_is_refused(compared, tmp_path):
         open_program_run(folder)
 
 
+@pytest.mark.slow  # 14 s
 def test_a_names_map_may_say_what_is_otherwise_in_an_entry_point(tmp_path):
     """The served example is the textbook's in all its entry points; a map that names an unknown one is refused."""
     served = load_program(str(EXAMPLES / "served_decoder.py") + ":program").some(["a"])

@@ -278,6 +278,7 @@ def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(
 
 
 @needs_libtpu
+@pytest.mark.slow  # 31 s
 def test_a_batch_s_own_program_tells(tmp_path):
     """Of three prompts in batches of two, decode of the last is made on the vector unit, as one sequence alone is."""
     given = [*PROMPTS, Prompt(id="c", prompt="for i in range(3):")]

@@ -34,7 +34,7 @@ def whole(tmp_path_factory):
     return program, precaudit.compare(precaudit.trace(program, folder / "run"), program)
 
 
-@pytest.mark.parametrize("asked", few(["scores", "query~1,mixed", "gate,logits", "keys"], "scores", "gate,logits"))
+@pytest.mark.parametrize("asked", few(["scores", "query~1,mixed", "gate,logits", "keys"], "scores"))
 def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     """Local and forward errors of some points are those of the run of all, to the last bit."""
     program, every = whole
@@ -137,6 +137,7 @@ def test_own_taps_that_were_not_asked_for_are_left_out(tmp_path):
     assert {e.point for e in precaudit.compare(run, program)} == {"b"}
 
 
+@pytest.mark.slow  # 20 s
 def test_what_a_step_of_a_scan_begins_with_is_recorded_with_its_points(whole, tmp_path):
     """The first operation of a layer reads what the layer before left: bit for bit as where all points are recorded."""
     program = replace(whole[0], steps=0)
@@ -173,6 +174,7 @@ def test_what_is_asked_for_wrongly_is_told(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # 15 s
 def test_the_report_shows_what_was_asked_for(tmp_path, capsys):
     assert command(["trace", OWN, "--points", "query,key", "--layers", "1", "-o", str(tmp_path / "run")]) == 0
     assert "2 automatic points" in capsys.readouterr().out

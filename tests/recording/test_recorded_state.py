@@ -270,6 +270,7 @@ def test_rows_of_another_prompt_are_told_from_stale_ones():
 # Neutrality
 
 
+@pytest.mark.slow  # 16 s
 def test_every_compiled_program_is_checked_once(tmp_path, monkeypatch):
     """Two buckets, two batch sizes, and decode with and without whole caches where they are large: not three."""
     monkeypatch.setattr(session, "WHOLE", 1 << 20)

@@ -200,6 +200,7 @@ def test_the_command_judges_outputs_alone_and_says_so(tmp_path):
         CliRunner().invoke(cli, ["gradcheck"], standalone_mode=False, catch_exceptions=False)
 
 
+@pytest.mark.slow  # 11 s
 def test_float32_pages_are_read_as_bfloat16():
     found = gradcheck(
         paged.kernel, paged.reference, lambda seed: paged.inputs(seed), argnums=(), hostile=False, seeds=1

@@ -23,6 +23,7 @@ def cause(subject, tmp_path, at=5, apart=0.1):
     return causes(subject, [WorstToken(ROLLOUT, at, apart)], tmp_path)[0]
 
 
+@pytest.mark.slow  # 15 s
 def test_shares_add_up_and_name_decode_attention_in_float32(tmp_path):
     subject = load("tiny", "fp32-cast-decode", None, "cpu")
     found = cause(subject, tmp_path)

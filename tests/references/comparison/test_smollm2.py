@@ -69,6 +69,7 @@ def test_rounding_is_named_and_fp16_accumulation_is_not(audited):
     assert "Accumulation does not explain" in accumulation_sentence(audited.errors)
 
 
+@pytest.mark.slow  # 11 s
 def test_float32_is_within_5e5_of_fp64(tmp_path):
     prompts = [p for p in shipped_prompts() if p.id == "s1_fact"]
     select = Selection.parse(points="all", layers="0,10,29")
