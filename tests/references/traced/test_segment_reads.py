@@ -257,9 +257,9 @@ def counting(function, asked):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_value_before_it_was_rounded_is_held_to_what_rounds_to_it(dtype):
-    """Less than half an ulp from what was recorded, so that it rounds to that; below the smallest normal number less than that.
+    """Less than half an ulp from what was recorded, so that it rounds to that.
 
-    XLA flushes what is so small.
+    Below the smallest normal number less than that number, since XLA flushes.
     """
     exact = DRAW.standard_normal(64)
     recorded = exact.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
