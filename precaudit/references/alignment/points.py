@@ -5,10 +5,10 @@ that is met again in each. Where no value is a point's, since a formula before o
 taken of those that have its size and are made of what its inputs are, and nothing between.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.alignment.axes import NONE, UNTOLD, Fit, Wanted, arranged, fit
+from precaudit.references.alignment.fed_tokens import FedTokens
 from precaudit.references.alignment.vectors import Vectors
 from precaudit.references.mutations.forms import Inputs, usual_form
 from precaudit.schema.graphs.decoder import CACHES, POINTS, inputs_of
@@ -28,24 +29,8 @@ EXACT = 1e-6  # of values that are one but for constants in float32
 KEPT = tuple(CACHES.values())  # of keys, then of values
 ENOUGH = 0.98  # of the vectors of a value
 FARTHEST = 1.3  # relative distance of the nearest value that is taken for a point that none equals
+THROUGH = 3  # points between a sublayer's result and the next norm: what is added to, left, and read by the next
 HALF = 0.5  # of the stream: as far as it may be and still be that
-
-
-class FedTokens(NamedTuple):
-    """What a program was fed up to a call, sequence by sequence, padding left out.
-
-    ``ids``: of each sequence its token ids so far [n]; ``lead`` [B]: the slots before its first; ``at`` [B, T]: the
-    position of each row of the call, −1 of padding.
-    """
-
-    ids: tuple[Array, ...]
-    lead: tuple[int, ...]
-    at: Array
-
-    @property
-    def slots(self) -> list[slice]:
-        """Of each sequence the slots that a cache has its rows in."""
-        return [slice(a, a + len(x)) for a, x in zip(self.lead, self.ids, strict=True)]
 
 
 class Series(NamedTuple):
@@ -172,6 +157,9 @@ def find_points(side: Side, book: Textbook) -> list[FoundPoint]:
         used = {f.series.name for f in found.values()}
         return [s for s in every[POINTS[name].per_layer] if s.name not in used]
 
+    def shows(name: str) -> list[Series]:
+        return every[POINTS[name].per_layer]
+
     for name in names:
         at = range(layers) if POINTS[name].per_layer else [None]
         wanted = Wanted(name, [book.values[i, name] for i in at], book.config.kv_heads)
@@ -191,11 +179,12 @@ def find_points(side: Side, book: Textbook) -> list[FoundPoint]:
                 # of an operation's parts probabilities alone: a product of q and k may not be scaled yet
                 part = POINTS[name].within is not None and POINTS[name].kind != "softmax"
                 part = part or not inputs_of(name, sparse)  # nor what enters a layer, which its norm may be parallel to
-                if best is None and not part and not _leads_on(side, book, layer, name, own | {(layer, name): y}, free):
+                with_it = own | {(layer, name): y}
+                if best is None and not part and not _leads_on(side, book, layer, name, with_it, shows):
                     if name in CACHES and book.holds_more(layer, name):
                         shown = [s for s in shown if _is_written(side, s, every[True], step)]
                     shown = [s for s in shown if _made_of_inputs(side, s, name, found, sparse)]
-                    best = _nearest(side, book, shown, name, layer, own | {(layer, name): y}, found)
+                    best = _nearest(side, book, shown, name, layer, with_it, found)
                 if best is not None:
                     series = next(s for s in free(name) if s.name == best.series.name)
                     found[name] = replace(best, series=series)
@@ -216,18 +205,27 @@ def _hand_on(layer: int | None, name: str, own: dict[tuple[int | None, str], Arr
 
 
 def _leads_on(
-    side: Side, book: Textbook, layer: int | None, name: str, own: Mapping[tuple[int | None, str], Array], free: Any
-) -> bool:
-    """Whether something that is made of a point's value, as the textbook makes it, is a value of the program."""
+    side: Side, book: Textbook, layer: int | None, name: str, own: Mapping[tuple[int | None, str], Array],
+    every: Callable[[str], list[Series]], further: int = THROUGH,
+) -> bool:  # fmt: skip
+    """Whether something that is made of a point's value, as the textbook makes it, is a value of the program.
+
+    ``further``: through so many points that are none, such as the stream that a layer leaves, before the next norm.
+    """
+    made: dict[tuple[int | None, str], Array] = {}
     for other in POINTS:
         at = layer if POINTS[other].per_layer == (layer is not None) else None
         reads = name in inputs_of(other, book.config.sparse) or POINTS[name].within == other
-        if reads and (at, other) in book.values:
-            y = book.remake(at, other, own)
-            shown = [Series(s.name, s.members[(at or 0) :][:1]) for s in free(other)]
-            if y is not None and _best(side, shown, Wanted(other, [y], book.config.kv_heads), SAME) is not None:
+        if reads and (at, other) in book.values and (y := book.remake(at, other, own)) is not None:
+            shown = [Series(s.name, s.members[(at or 0) :][:1]) for s in every(other)]
+            if _best(side, shown, Wanted(other, [y], book.config.kv_heads), SAME) is not None:
                 return True
-    return False
+            made[at, other] = y
+    if name == "resid_out" and layer is not None and (layer + 1, "resid_in") in book.values:
+        made[layer + 1, "resid_in"] = own[layer, name]
+    return further > 0 and any(
+        _leads_on(side, book, at, other, {**own, (at, other): y}, every, further - 1) for (at, other), y in made.items()
+    )
 
 
 def _nearest(

@@ -21,7 +21,8 @@ from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramRun
-from precaudit.references.alignment.points import FedTokens, Side, Textbook, find_points
+from precaudit.references.alignment.fed_tokens import FedTokens
+from precaudit.references.alignment.points import Side, Textbook, find_points
 from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.comparison.exact import exact_calls, tap_graph
 from precaudit.references.comparison.programs import goes_on, traced_entries

@@ -2,6 +2,7 @@
 
 from math import prod
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -73,6 +74,22 @@ def test_every_point_that_a_decoder_shows_is_found_and_none_wrongly(family, phas
     assert (lost, wrong) == ([], [])
     assert set(shown) <= set(POINTS)
     assert all(p.equal == len(p.series.members) for p in found.values())
+
+
+def test_a_product_before_a_norm_is_no_result_of_the_norm_where_an_activation_is_another(tmp_path):
+    """What the norm gives is not shown; the next norm is the textbook's of the program's own values, so it is right."""
+    subject = load(str(FIXTURES / "gemma3-gqa"), "bf16", device="cpu")
+    program = prefill_call(subject, {"a": np.asarray(TOKENS[:16])})
+    opened = trace_program(program, tmp_path / "run", taps="automatic")
+    checkpoint = open_checkpoint(str(FIXTURES / "gemma3-gqa"))
+    other = msgspec.structs.replace(checkpoint.config, activation="silu")
+    (one,) = run_points(opened, program, other, checkpoint.tensors.read_tensor)
+    values = exact(opened, program)
+    named = trace_program(program, tmp_path / "own", taps="own")
+    right = {n.removeprefix("outputs."): x for n, x in exact(named, program).items()}
+    wrong = [p.point for p in one.points if not shows(values[p.series.name], right[p.point])]
+    assert wrong == []
+    assert "mlp_act" in {p.point for p in one.points}
 
 
 @pytest.mark.parametrize("family", FAMILIES_ONCE)
