@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.diagnosis.sameness.records import Parting, Sameness, step_text
+from precaudit.diagnosis.sameness.records import Parting, Sameness, TensorHeld, step_text
 from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Mark, Report, Section
@@ -33,14 +33,19 @@ def _held(cases: Sequence[Sameness]) -> Section:
     """Return which value of the program every tensor of a dump is, what is none first."""
     each = sorted(((c.case, t) for c in cases for t in c.tensors), key=lambda x: x[1].equal)
     rows = tuple(
-        (case, t.tensor, t.dtype, t.value if t.equal else "no value" + f"; nearest: {t.value}" * bool(t.value),
-         "" if t.off is None else short(t.off), t.axes, t.source)
+        (case, t.tensor, t.dtype, _held_text(t), "" if t.off is None else short(t.off), t.axes, t.source)
         for case, t in each
     )  # fmt: skip
     title = "tensors of the dump, and the program's values in FP64 that they are"
     columns = ("case", "tensor", "format", "is", "off", "axes", "at")
     words = tuple(c for c in columns if c != "off")
     return Section("Tensors", tables=(Table(title, columns, rows, words, keys=2),))
+
+
+def _held_text(t: TensorHeld) -> str:
+    if not t.finite:
+        return "not finite"
+    return t.value if t.equal else "no value" + f"; nearest: {t.value}" * bool(t.value)
 
 
 def worst_case(cases: Sequence[Sameness]) -> Sameness:

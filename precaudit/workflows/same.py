@@ -55,6 +55,7 @@ def same(
     if _is_path(one) or _is_path(other):
         with progress_of(progress) as tell, tempfile.TemporaryDirectory() as folder:
             paths = [Path(str(x)) for x in (one, other) if _is_path(x)]
+            _check_paths(paths)
             tensors = _tensors(paths[-1], Path(folder))
             if len(paths) == 2:
                 return SameFormula((_same_as_run(paths[0], tensors, Path(folder)),))
@@ -70,6 +71,17 @@ def _is_path(x: Any) -> bool:
     return isinstance(x, str | Path) and not is_reference(str(x).partition(ENTRY)[0])
 
 
+def _check_paths(paths: Sequence[Path]) -> None:
+    """Raise UserError for a side that cannot be read, before any command is run again."""
+    from precaudit.recording.dumps.reading import read_dump
+
+    if len(paths) == 2 and not (paths[0] / MANIFEST).is_file():
+        raise UserError(f"{paths[0]}: the first is a program, FILE.py:NAME, or a watched run; give tensors second")
+    for path in paths:
+        if not (path / MANIFEST).is_file():
+            read_dump(path)
+
+
 def _tensors(path: Path, folder: Path) -> Path:
     """Return where a side's tensors are: of a watched run, whose command is run again, its values in FP64."""
     if not (path / MANIFEST).is_file():
@@ -82,11 +94,9 @@ def _tensors(path: Path, folder: Path) -> Path:
 
 
 def _same_as_run(run: Path, tensors: Path, folder: Path) -> Sameness:
-    """Return whether a watched run's calls, made again, are tensors; raises UserError where the first is no run."""
+    """Return whether a watched run's calls, made again, are tensors."""
     from precaudit.workflows.watch import rerun
 
-    if not (run / MANIFEST).is_file():
-        raise UserError(f"{run}: the first is a program, FILE.py:NAME, or a watched run; give tensors second")
     answer = folder / "answer.json"
     rerun(run, beside=(tensors, answer))
     return msgspec.json.decode(answer.read_bytes(), type=Sameness)

@@ -136,6 +136,7 @@ def rerun(
     than it was, CannotJudge where it did not come so far.
     """
     opened = open_program_run(run)
+    model = None if model is None else _model_folder(model)
     command = opened.record.watched
     if command is None:
         raise UserError(f"{run} was not recorded by watch: give its program with --program")

@@ -99,6 +99,37 @@ def test_a_dump_of_other_weights_or_of_nothing_is_not_known(tmp_path):
         precaudit.same(one, tmp_path / "other.npz", cases=["b"])
 
 
+def test_what_is_no_number_is_no_value(tmp_path):
+    """NaN masks nothing: all of a tensor, or one in a hundred, beside others that are found."""
+    held = theirs(np.float64)
+    np.savez(tmp_path / "nan.npz", all=np.full((TOKENS, WIDTH), np.nan))
+    assert precaudit.same(program(), tmp_path / "nan.npz").exit_code == 3
+    holed = held["attn.mix"].copy()
+    holed[0, 0] = np.nan
+    np.savez(
+        tmp_path / "holed.npz", **{**held, "attn.mix": holed, "out": np.where(held["out"] > 0, np.nan, held["out"])}
+    )
+    (case,) = precaudit.same(program(), tmp_path / "holed.npz").cases
+    assert (case.answer, [t.tensor for t in case.tensors if not t.finite]) == ("other", ["attn.mix", "out"])
+    assert not any(t.equal for t in case.tensors if not t.finite)
+
+
+def test_without_the_output_and_of_few_numbers_nothing_is_decided(tmp_path):
+    held = theirs(np.float64)
+    np.savez(tmp_path / "part.npz", q=held["attn.q"])
+    (case,) = precaudit.same(program(), tmp_path / "part.npz").cases
+    assert (case.answer, case.tensors[0].equal) == ("unknown", True)
+    assert "its output is none of the 1 tensors" in case.says
+    np.savez(tmp_path / "few.npz", a=held["out"][0, :2])
+    assert "fewer than 8 numbers" in precaudit.same(program(), tmp_path / "few.npz").cases[0].says
+
+
+def test_the_answer_says_what_the_format_of_a_dump_cannot_tell(tmp_path):
+    for dtype, told in ((np.float16, " as far as float16 tells, 0.05"), (np.float64, "")):
+        np.savez(tmp_path / "theirs.npz", **theirs(dtype))
+        assert precaudit.same(program(), tmp_path / "theirs.npz").cases[0].says.startswith(f"are one formula{told}: ")
+
+
 def test_calls_of_a_decode_are_the_rows_of_a_tensor(tmp_path):
     w = jnp.asarray(DRAW.standard_normal((4, 4)), jnp.float32)
     one = Program(

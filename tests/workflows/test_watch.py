@@ -416,6 +416,11 @@ def test_watched_runs_are_one_formula_or_part_where_their_scripts_do(tmp_path, c
     assert command(["same", str(tmp_path / "plain"), str(tmp_path / "theirs.npz")]) == 0
     assert command(["same", str(tmp_path / "theirs.npz"), str(tmp_path / "plain")]) == 2
     assert "the first is a program, FILE.py:NAME, or a watched run" in capfd.readouterr().err
+    for refused in (["same", "plain", "gone.npz"], ["compare", "plain", "--rerun", "--model", "gone/model"]):
+        assert command([str(tmp_path / x) if x in ("plain", "gone.npz") else x for x in refused]) == 2
+        said = capfd.readouterr().err
+        assert "gone" in said
+        assert "comparing" not in said  # the script was not run for it
 
 
 def test_a_command_that_gives_its_calls_other_values_cannot_be_compared_again(tmp_path):

@@ -4,9 +4,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from precaudit.diagnosis.sameness.compared import Named, with_named_output
@@ -30,6 +32,7 @@ NARROW = 0.05
 ALIKE = 0.5  # of values that have something in common
 FAR = 1.3  # of values that have nothing in common about √2
 MASKING = 1e9  # in size, and more: what masks a key
+FEWEST = 8  # numbers of a tensor that tells anything: of fewer many values are near
 MOST_TRIED = 64  # values of one size that an unknown tensor is held against
 
 
@@ -66,20 +69,23 @@ def held_against_dump(named: Named, opened: Opened, case: str, dump: Dump, label
     except (CannotLift, NotImplementedError, NotChained) as error:
         return unknown(f"FP64 does not come through: {str(error).splitlines()[0]}")
     every = list(candidates(seen))
-    tensors = tuple(_held(a.name, a.load(), every) for a in dump.arrays)
-    floats = [t for t in tensors if t is not None]
+    floats = [t for a in dump.arrays if (t := _held(a.name, a.load(), every)) is not None]
+    records = tuple(t for t, _ in floats)
     if not floats:
         return unknown("the dump holds no array of floats")
-    if all(t.off is None or value(t.off) > ALIKE for t, _ in floats):
+    if all(prod(t.shape) < FEWEST for t in records):
+        return unknown(f"every tensor of the dump has fewer than {FEWEST} numbers, near which many values are")
+    if not any(t.off is not None and value(t.off) <= ALIKE and prod(t.shape) >= FEWEST for t in records):
         return unknown("no tensor of the dump is a value of the program: other weights, or another input")
     lost = [(t, c) for t, c in floats if not t.equal]
     outputs = [c for c in every if c.point.name.startswith(OUTPUT)]
     shown = [c for t, c in floats if t.equal and c is not None]
-    records = tuple(t for t, _ in floats)
-    if not lost or any(_is_value(c, o) for c, o in product(shown, outputs)):
-        return Sameness(
-            programs=programs, case=case, answer="same", says=_same_says(records, bool(lost)), tensors=records
-        )
+    if any(_is_value(c, o) for c, o in product(shown, outputs)):
+        said = _same_says(records)
+        return Sameness(programs=programs, case=case, answer="same", says=said, tensors=records)
+    if not lost:
+        none = unknown(f"its output is none of the {len(records)} tensors, which are values of the program in FP64")
+        return msgspec.structs.replace(none, tensors=records)
     near = [c for t, c in lost if c is not None and t.off is not None]
     parting = () if not near else (_parting(named.name, seen, min(near, key=lambda c: c.number), floats),)
     says = f"are not one formula: {len(lost)} of {len(records)} tensors are no value of the program in FP64"
@@ -148,8 +154,8 @@ def _is_value(one: Candidate, other: Candidate) -> bool:
 
 
 def _unmasked(x: Array) -> Array:
-    """Return values with 0 in place of what masks a key, and of what is not finite."""
-    return np.where(np.abs(x) < MASKING, x, 0.0)
+    """Return values with 0 in place of what masks a key; what is no number stays so."""
+    return np.where(np.abs(x) >= MASKING, 0.0, x)
 
 
 def _held(name: str, x: Array, every: Sequence[Candidate]) -> tuple[TensorHeld, Candidate | None] | None:
@@ -157,9 +163,11 @@ def _held(name: str, x: Array, every: Sequence[Candidate]) -> tuple[TensorHeld, 
     if x.dtype.kind in "iubSUO" or not x.size:
         return None
     y, near = widen(x), NEAR.get(x.dtype.name, NARROW)
-    masked = ~(np.abs(y) < MASKING)
+    masked = np.abs(y) >= MASKING
+    if np.isnan(y).any() or masked.all():
+        return TensorHeld(tensor=name, shape=x.shape, dtype=x.dtype.name, finite=bool(masked.all())), None
     y, size = np.where(masked, np.nan, y), float(np.linalg.norm(y[~masked]))
-    alike = [c for c in every if c.value.size == y.size]
+    alike = [c for c in every if c.value.size == y.size and not np.isnan(c.size)]
     if not masked.any():  # what is masked may not be so where the program shows it
         alike.sort(key=lambda c: (abs(c.size - size), c.number))
     best: tuple[float, Candidate, str] | None = None
@@ -186,12 +194,17 @@ def _order(x: Array, y: Array) -> Fit:
     return nearest_order(x, y, [f"a{i}" for i in range(y.ndim)])[0]
 
 
-def _same_says(tensors: Sequence[TensorHeld], lost: bool) -> str:
+def _same_says(tensors: Sequence[TensorHeld]) -> str:
     known = [t for t in tensors if t.equal]
-    worst = max(value(t.off) for t in known if t.off is not None)
-    rest = f"; the other {len(tensors) - len(known)} are values that it does not show" if lost else ""
-    which = f"{len(known)} of {len(tensors)} tensors are" if lost else f"each of {len(known)} tensors is"
-    return f"are one formula: {which} a value of the program in FP64, to {worst:.1e}{rest}"
+    worst = max(known, key=lambda t: value(t.off or 0.0))
+    few = len(known) < len(tensors)
+    which = f"{len(known)} of {len(tensors)} tensors are" if few else f"each of {len(known)} tensors is"
+    rest = f"; the other {len(tensors) - len(known)} are values that it does not show" if few else ""
+    widest = max((t.dtype for t in known), key=lambda dtype: NEAR.get(dtype, NARROW))
+    limit = NEAR.get(widest, NARROW)
+    told = "" if widest == "float64" else f" as far as {widest} tells, {limit:g}"
+    off = "" if worst.off is None else f", to {value(worst.off):.1e}"
+    return f"are one formula{told}: {which} a value of the program in FP64{off}{rest}"
 
 
 def _parting(

@@ -51,7 +51,7 @@ class TensorHeld(Record, frozen=True, omit_defaults=False):
     """A tensor of a dump, and the value of a program that it is, or is nearest to; none where no value has its size.
 
     ``axes``: the pattern that makes one of the other; ``off``: relative distance from FP64; ``equal``: whether that is
-    what the tensor's format, and sums in it, may make.
+    what the tensor's format, and sums in it, may make; ``finite``: whether it holds no NaN.
     """
 
     tensor: str
@@ -62,6 +62,7 @@ class TensorHeld(Record, frozen=True, omit_defaults=False):
     axes: str = ""
     off: Number | None = None
     equal: bool = False
+    finite: bool = True
 
 
 class Sameness(Record, frozen=True, omit_defaults=False):
