@@ -22,6 +22,7 @@ from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.mapped_tensors import mapped_tensors, parameter_leaves
 from precaudit.references.names_map import Input, Names, ProgramNames, SeenPoint
 from precaudit.references.sequences import Tokens
+from precaudit.references.token_rows import of_sequences, token_rows
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
 from precaudit.schema.policies import announced_policy
 from precaudit.schema.toml import toml_bytes
@@ -183,8 +184,8 @@ def each_its_own(calls: Sequence[Mapping[str, Array]], names: ProgramNames) -> b
     """Whether token ids [N] are of N sequences: as the map says, or where an input says N starts."""
     if names.batch is not None or not calls or not isinstance(names.start, Input):
         return bool(names.batch)
-    x = calls[0].get(str(names.start.input))
-    return x is not None and x.size > 1
+    ids, starts = (calls[0].get(str(n)) for n in (names.tokens, names.start.input))
+    return ids is not None and starts is not None and of_sequences(ids, starts.size)
 
 
 def whole_sequences(
@@ -200,7 +201,7 @@ def whole_sequences(
         if x is None or x.dtype.kind not in "iu" or x.ndim > 2:
             told = "is not there" if x is None else f"is {x.dtype} {list(x.shape)}"
             raise UserError(f"{where}: tokens = {leaf}: that input {told}; token ids are integers: [B, T], [T] or one")
-        found.append(x[:, None] if each and x.ndim == 1 else np.atleast_2d(x))
+        found.append(token_rows(x, each))
     edges = np.cumsum([0, *(x.shape[1] for x in found)])
     return np.concatenate(found, axis=1), [slice(int(a), int(b)) for a, b in pairwise(edges)]
 

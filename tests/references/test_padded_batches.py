@@ -6,6 +6,7 @@ import pytest
 
 from examples import own_decoder as own
 from precaudit import compare, trace
+from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from tests.helpers import padded_batches as padded
 
@@ -76,3 +77,20 @@ def test_positions_are_held_to_the_tokens_that_are_no_padding(tmp_path):
         found = gate(run.folder)
         assert found.exit_code == code, mistake
     assert any("it begins at position 4, and 3 tokens came before" in v.text for v in found.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"tokens": 7, "lengths": 1}, "tokens = 7: inputs of prefill are numbered 0 to 3"),
+        ({"tokens": 0, "lengths": 9}, "lengths = 9: inputs of prefill are numbered 0 to 3"),
+        ({"tokens": 0, "start": 2}, r"start = 2: that input of prefill holds bfloat16 .*, no integers"),
+        (
+            {"tokens": 0, "lengths": 2},
+            r"lengths = 2: that input of prefill is \[2, 3, 12, 4, 16\], and its tokens \[3, 8\]",
+        ),
+    ],
+)
+def test_an_input_that_is_none_or_another_is_told_before_anything_runs(said, says):
+    with pytest.raises(UserError, match=says):
+        padded.right(**said)

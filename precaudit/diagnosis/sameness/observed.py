@@ -22,6 +22,7 @@ from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.comparison.exact import exact_calls, tap_graph, tapped_jaxpr
 from precaudit.references.comparison.programs import traced_entries
 from precaudit.references.padding import as_rows
+from precaudit.references.token_rows import token_rows
 from precaudit.references.traced.forward import CallValues, states_of
 
 
@@ -121,8 +122,7 @@ class Observed:
         if record.lengths is None or record.tokens is None:
             return found
         given = self.of.opened.tensors(self.case, call, "inputs")
-        ids = np.atleast_2d(given[str(record.tokens)])
-        real = as_rows(given[str(record.lengths)], *ids.shape)
+        real = as_rows(given[str(record.lengths)], *token_rows(given[str(record.tokens)]).shape)
         return found if real is None or real.size != len(found) else found[real.reshape(-1)]
 
 

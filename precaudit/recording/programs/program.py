@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from precaudit.errors import UserError, nearest
@@ -109,6 +110,7 @@ class Program(Brief):
             object.__setattr__(self, "policy", load_policy(self.policy))
         object.__setattr__(self, "params", halve_widths(self.params))
         object.__setattr__(self, "cases", {name: halve_widths(inputs) for name, inputs in self.cases.items()})
+        _check_inputs(self)
 
     def some(self, cases: Collection[str]) -> "Program":
         """Return the same of some cases; raises UserError for one that it does not have."""
@@ -165,6 +167,32 @@ def _check(of: "Program | Entry") -> None:
         raise UserError(f"{what}: points: {bad[0]!r} is no name: letters, digits, _ and . alone")
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise UserError(f"{what}: outputs = {of.outputs!r} must be a name or several that differ")
+
+
+def _check_inputs(of: Program) -> None:
+    """Raise UserError where an input that a program names is none of its calls', or holds something else."""
+    import jax
+    import jax.numpy as jnp
+
+    said = {n: at for n in ("tokens", "start", "lengths") if (at := getattr(of, n)) is not None}
+    leaves = jax.tree.leaves(next(iter(of.cases.values()))) if said else []
+    for name, at in said.items():
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(leaves):
+            raise UserError(
+                f"Program: {name} = {at!r}: inputs of {of.entry} are numbered 0 to {len(leaves) - 1}, the leaves of a "
+                "call's tuple in order"
+            )
+        kind, shape = jnp.result_type(leaves[at]), jnp.shape(leaves[at])
+        if name != "lengths" and not jnp.issubdtype(kind, jnp.integer):
+            raise UserError(f"Program: {name} = {at}: that input of {of.entry} holds {kind} {list(shape)}, no integers")
+    if of.lengths is not None and of.tokens is not None:
+        ids, shape = jnp.shape(leaves[of.tokens]), jnp.shape(leaves[of.lengths])
+        sequences = {1, *ids} if len(ids) == 1 else {ids[0]} if ids else {1}
+        if shape != ids and prod(shape) not in sequences:
+            raise UserError(
+                f"Program: lengths = {of.lengths}: that input of {of.entry} is {list(shape)}, and its tokens "
+                f"{list(ids)}; it says how many rows of each sequence are no padding, or which"
+            )
 
 
 def _names(outputs: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from precaudit.recording.runs.compared_programs import Unpaired
 from precaudit.recording.runs.programs import Opened, ProgramRun
 from precaudit.references.comparison.prefill_decode import ONE, View, compare_views
 from precaudit.references.padding import as_rows
+from precaudit.references.token_rows import of_sequences, token_rows
 from precaudit.references.traced.reference import Traced
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
@@ -156,16 +157,15 @@ def _starts(
 
 def _ids(given: Mapping[str, Array], record: ProgramRun, before: int) -> Array:
     """Return a call's token ids [B, T]; [N] are of N sequences where N came before, or N starts are said."""
-    x = given[str(record.tokens)]
+    ids = given[str(record.tokens)]
     starts = 1 if record.start is None else given[str(record.start)].size
-    return x[:, None] if x.ndim == 1 and 1 < len(x) in (before, starts) else np.atleast_2d(x)
+    return token_rows(ids, of_sequences(ids, starts, before))
 
 
 def _real(given: Mapping[str, Array], record: ProgramRun, ids: Array) -> Array:
-    """Return which rows [B, T] of a call the program says to be no padding; all where it says nothing of this call."""
-    x = None if record.lengths is None else given.get(str(record.lengths))
-    said = None if x is None else as_rows(x, *ids.shape)
-    return np.ones(ids.shape, bool) if said is None or not said.any(axis=1).all() else said
+    """Return which rows [B, T] of a call the program says to be no padding; all where it says nothing."""
+    said = None if record.lengths is None else as_rows(given[str(record.lengths)], *ids.shape)
+    return np.ones(ids.shape, bool) if said is None else said
 
 
 def _shape(one: Opened, batch: int) -> tuple[int, int, int]:
