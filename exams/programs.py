@@ -7,7 +7,6 @@ all, and the textbook of a known family finds what is known to be there (``FOUND
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -25,14 +24,13 @@ from exams.cut import add_part
 from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.interpreters.jaxpr.plan import PRODUCTS, WRITES
-from precaudit.models.checkpoints.names import parse_map, with_constants
-from precaudit.models.configs import from_config_json, model_tensors
+from precaudit.models.configs import model_tensors
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.comparison.programs import compare_program
-from precaudit.references.mapped_tensors import mapped_tensors, parameter_leaves
-from precaudit.references.names_map import Names, ProgramNames
+from precaudit.references.mapped import textbook_of
+from precaudit.references.names_map import Names
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.records.base import value
@@ -238,13 +236,11 @@ def row(
 
 def causes_by_values(opened: Opened, program: Program, names: Names) -> set[str]:
     """Return what the textbook finds with a checkpoint of the same weights in place of the map (``--model``)."""
-    given = parse_map(names.map, names.map.read_bytes(), ProgramNames).of(opened.record)
-    config = with_constants(from_config_json(json.loads(names.config.read_text()), str(names.config)), given, "map")
-    shapes = model_tensors(config)
-    read = mapped_tensors(parameter_leaves(program.params), given, shapes, str(names.map))
+    book = textbook_of(names, program, opened)
     folder = opened.folder.parent / "model"
     folder.mkdir()
-    save_file({name: np.ascontiguousarray(read(name)) for name in shapes}, folder / "model.safetensors")
+    tensors = {name: np.ascontiguousarray(book.model.read(name)) for name in model_tensors(book.config)}
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_bytes(names.config.read_bytes())
     compare(opened, program, model=str(folder))
     return {f.cause for f in diagnose_program(opened, program).findings}
