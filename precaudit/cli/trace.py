@@ -179,9 +179,11 @@ def _on_interrupt(folders: Sequence[Path]) -> Iterator[None]:
 
 def _warn(run: Any) -> None:
     """Say where capturing changed what the program computes."""
+    from precaudit.schema.records.base import value
+
     for n in run.record.neutrality:
         if not n.bitwise:
-            say(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
+            say(f"warning: capturing changed the {n.phase} logits by up to {value(n.max_diff):.2g}", err=True)
 
 
 def _deliver_recorded(found: Sequence[Any]) -> None:
@@ -212,6 +214,7 @@ def _program(
     from precaudit.recording.runs.programs import points_text
     from precaudit.recording.tracing.predicting import target_of
     from precaudit.schema.policies import parse_settings
+    from precaudit.schema.records.base import value
     from precaudit.schema.selection import names_in, parse_layers
 
     target = target_of(device)
@@ -252,7 +255,7 @@ def _program(
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:
-            say(f"warning: tapping changed the outputs of {n.case} by up to {n.max_diff}", err=True)
+            say(f"warning: tapping changed the outputs of {n.case} by up to {value(n.max_diff):.2g}", err=True)
     r = run.record
     if strict:
         say(f"note: {r.warnings[0]}")

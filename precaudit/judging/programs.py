@@ -18,6 +18,7 @@ from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import ORDER, Place
+from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
@@ -323,7 +324,7 @@ def notes(opened: Opened) -> list[str]:
         told.append("no position is seen by two entry points whose tokens are known (Entry(tokens=…) says where)")
     if not changed:
         return [*told, "tapping left the outputs as they are, bit for bit"]
-    worst = ", ".join(f"{n.case} by up to {n.max_diff}" for _, n in changed[:3])
+    worst = ", ".join(f"{n.case} by up to {value(n.max_diff):.2g}" for _, n in changed[:3])
     return [
         *told,
         f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise",
