@@ -37,7 +37,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
 from precaudit.interpreters.jaxpr.on_devices import product_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
-from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation
+from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation, widens
 from precaudit.interpreters.jaxpr.rounding import (
     EXACT,
     TO_BFLOAT16,
@@ -47,7 +47,7 @@ from precaudit.interpreters.jaxpr.rounding import (
     round_on_moved_grid,
     round_once,
 )
-from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
+from precaudit.interpreters.jaxpr.shadow import MOVES, SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
 from precaudit.interpreters.jaxpr.sums import float_bits, monoid, narrow_sum, own, sum_in_single, sums_in_single
@@ -100,12 +100,14 @@ class Emulator(Planted):
             known = [v for v in equation.invars if not hasattr(v, "val")]
             self.turns.update(dict.fromkeys(known, 1))
             inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
-        if self.how.unrounded == "converted" and name == "convert_element_type":
-            read, made = equation.invars[0], equation.outvars[0].aval.dtype
-            if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype) > 8:
-                inputs = [self.before[read]]
+        read = [v for v in equation.invars[:1] if not hasattr(v, "val") and v in self.before]
+        elides = self.how.unrounded == "converted" and read != []
+        if elides and widens(equation):
+            inputs = [self.before[read[0]]]
         cut_out = name in SLICES and self.own[0]
         out = super().equation(equation, inputs)
+        if elides and name in MOVES:
+            (self.before[equation.outvars[0]],) = super().equation(equation, [self.before[read[0]]])
         if cut_out:
             self.keep(out[0], equation.outvars[0].aval.dtype)
         return out

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.extend.core as jex
+
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.schema.records.devices import SplitSum, Way
@@ -56,7 +58,13 @@ class Realisation:
     by_conversions: bool = False
 
 
+def widens(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation converts floats of 16 bits to a wider format."""
+    if equation.primitive.name != "convert_element_type":
+        return False
+    return float_bits(equation.outvars[0].aval.dtype) > float_bits(equation.invars[0].aval.dtype) == 16
+
+
 def elidable(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
-    casts = (e for e in walk_equations(jaxpr) if e.primitive.name == "convert_element_type")
-    return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)
+    return any(map(widens, walk_equations(jaxpr)))

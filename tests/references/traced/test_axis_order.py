@@ -1,5 +1,8 @@
 """No verdict depends on the order in which an array's axes lie."""
 
+import re
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,17 +24,23 @@ DRAW = np.random.default_rng(5)
 
 
 def verdicts(folder, program):
-    """Return {place: status} of every record of a program."""
+    """Return how many records of each place of a program have which status.
+
+    Names without their numbers: these depend on what made a value, which may be a transposition.
+    """
     with jax.numpy_dtype_promotion("standard"):
         found = compare_program(trace_program(program, folder), program)
-    return {(e.kind, e.step, e.layer, e.point): judge(e, default_limits()).status for e in found}
+    names = [re.split("[#~]", e.point)[0] for e in found]
+    return Counter(
+        (e.kind, e.step, e.layer, name, judge(e, default_limits()).status) for e, name in zip(found, names, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", few(SUITE, "grouped queries", "trained-bf16", "batched-f32", "flushed.py:p5"))
 def test_a_program_with_its_axes_permuted_has_the_same_verdicts(name, tmp_path):
     program = SUITE[name]()
     first, other = verdicts(tmp_path / "first", program), verdicts(tmp_path / "other", permuted(program))
-    assert set(first.values()) == {"pass"}
+    assert {status for *_, status in first} == {"pass"}
     assert other == first
 
 
