@@ -148,7 +148,7 @@ def read_operands(book: MappedTextbook, beside: Shown, pair: Pair, name: str, su
     values = np.zeros(beside.expected[pair.layer, name].shape)
     for b, sequence in enumerate(beside.sequences):
         rows = [x[b, sequence.rows] for x in before if x is not None]
-        context = book.model.context(layer, sequence.positions, FP64)
+        context = book.model.context(layer, sequence.positions + sequence.earlier.turned, FP64)
         values[b, sequence.rows] = book.model.apply(name, context, rows) if len(sequence.rows) else 0
     return Read(values, False)
 
@@ -158,7 +158,8 @@ def sequence_inputs(book: MappedTextbook, pair: Pair, sequence: Tokens, read: Se
     values = tuple(x[sequence.rows] for x in read)
     if POINTS[pair.point].reads_keys and pair.layer is not None:
         values = (values[0], *sequence.earlier.before(pair.layer, values[1], values[-1]))[: len(values)]
-    return Inputs(book.model, pair.layer, pair.point, sequence.positions, values)
+    turned = sequence.earlier.turned
+    return Inputs(book.model, pair.layer, pair.point, sequence.positions, values, turned=turned)
 
 
 def _entering(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation | None:

@@ -43,8 +43,9 @@ from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.alignment.textbook import beside_model
 from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.entry_textbooks import entry_textbooks
 from precaudit.references.formula import Shown, read_shown, with_slots
-from precaudit.references.mapped import MappedTextbook, Pair, textbook_of
+from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.declared import place_names
 from precaudit.references.names_map import Names
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
@@ -123,11 +124,11 @@ def diagnose_program(
     formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
     findings: list[Finding] = []
     noted: list[str] = []
-    for one in _entries(opened, program, known is not None):
+    for one in _entries(opened, program, known):
         phase = one.opened.record.phase
         its = [e for e in errors if e.phase == phase]
         broken, wrong = ([v for v in every if v.phase == phase] for every in (bad, formula))
-        named = list(_against(wrong)) if known is None else _beside(one, known, wrong, broken, tell)
+        named = list(_against(wrong)) if known is None else _beside(one, wrong, broken, tell)
         inside, points = formats_inside(its), one.opened.record.points
         segments = [f for f in _segments(one.opened, broken, its) if not any(_explains(n, f) for n in named)]
         findings += [*(n.finding for n in named), *segments, *inside_findings(inside, points)]
@@ -150,18 +151,22 @@ def diagnose_program(
 
 
 class Part(NamedTuple):
-    """An entry point of a run, and its program with taps, where causes are looked for beside a textbook."""
+    """An entry point of a run, its program with taps, and the textbook beside which causes are looked for."""
 
     opened: Opened
-    of: OfRun | None
+    of: OfRun | None = None
+    book: MappedTextbook | None = None
 
 
-def _entries(opened: Opened, program: Program | str | None, beside: bool) -> Iterator[Part]:
-    """Yield the entry points of a run, with their programs where causes are looked for ``beside`` a textbook."""
-    if not beside:
-        yield from (Part(one, None) for one in opened.entries)
+def _entries(opened: Opened, program: Program | str | None, names: Names | None) -> Iterator[Part]:
+    """Yield the entry points of a run, with their programs and textbooks where causes are looked for beside these."""
+    if names is None:
+        yield from (Part(one) for one in opened.entries)
         return
-    yield from (Part(one.opened, one) for one in traced_entries(opened, program_of(opened, program)))
+    found = program_of(opened, program)
+    entries = traced_entries(opened, found)
+    books = entry_textbooks(names, entries, found)
+    yield from (Part(one.opened, one, book) for one, book in zip(entries, books, strict=True))
 
 
 def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Advance) -> Effects:
@@ -228,11 +233,11 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Shows]:
             yield Shows(finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2))
 
 
-def _beside(part: Part, names: Names, formula: Sequence[Verdict], bad: Sequence[Verdict], tell: Advance) -> list[Shows]:
+def _beside(part: Part, formula: Sequence[Verdict], bad: Sequence[Verdict], tell: Advance) -> list[Shows]:
     """Return what an entry point does otherwise than the textbook, in its formulas and in what it recorded."""
     assert part.of is not None
-    opened, found, made = part.of
-    book = textbook_of(names, found, opened)
+    assert part.book is not None
+    (opened, found, made), book = part.of, part.book
     with without_mesh():
         causes = list(_name_operations(opened, book, Chains(found, made), formula, tell))
     return [Shows(f, _places(book, f)) for f in combine(causes, beside_textbook(opened, book, bad))]

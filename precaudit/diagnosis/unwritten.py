@@ -47,7 +47,7 @@ def unwritten(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation
 def _reading(book: MappedTextbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:
     """Return attention's output over ``empty`` slots of 0 before a sequence's own rows, its keys turned ``by`` more."""
     model = book.model
-    k = model.apply(KEYS, model.context(layer, s.positions + by, FP64), [normed])
+    k = model.apply(KEYS, model.context(layer, s.positions + s.earlier.turned + by, FP64), [normed])
     v = model.apply(VALUES, model.context(layer, s.positions, FP64), [normed])
     gap = np.zeros((empty, *k.shape[1:]))
     keys, values = s.earlier.before(layer, np.concatenate([gap, k]), np.concatenate([gap, v]))

@@ -12,6 +12,7 @@ from precaudit.references.cached import MADE, CachePair, read_caches
 from precaudit.references.mapped import (
     MappedTextbook,
     Pair,
+    PassedOver,
     as_cache,
     as_keyed,
     as_textbook,
@@ -59,7 +60,7 @@ class Shown(NamedTuple):
 
 def read_shown(opened: Opened, book: MappedTextbook, case: str, exact: Sequence[Values]) -> Shown:
     """Return a case's FP64 values of every call beside the textbook's; raises UserError where they do not fit."""
-    ids, calls = _ids(opened, book, case, len(exact))
+    ids, calls = token_ids(opened, book, case, len(exact))
     seen = _concatenate_calls(book, exact, calls, len(ids))
     sequences = _sequences(opened, book, case, (ids, calls), seen, SAME)
     expected = book.values(sequences, ids.shape[1])
@@ -80,21 +81,27 @@ def with_slots(opened: Opened, book: MappedTextbook, case: str, made: Shown) -> 
 class Rests(NamedTuple):
     """What a case's formula records rest on: rows of padding, where sequences start, whether keys before are known.
 
-    ``beyond``: slots that the first call writes, or that come after, and that held rows before.
+    ``beyond``: slots that the first call writes, or that come after, and that held rows before; ``counted``: how many
+    rows of padding before a sequence its positions count; ``passed``: rows of padding that the next entry point alone
+    passes over.
     """
 
     padding: int
     starts: frozenset[int]
     known: bool
     beyond: frozenset[int] = frozenset()
+    counted: frozenset[int] = frozenset()
+    passed: int = 0
 
 
-def rests_on(made: Shown) -> Rests:
-    """Return what a case's formula records rest on."""
+def rests_on(made: Shown, passed: PassedOver | None = None) -> Rests:
+    """Return what a case's formula records rest on; ``passed``: padding by the entry point before or after."""
     begun = [s.earlier for s in made.sequences if s.earlier.start]
     starts, known = frozenset(e.start for e in begun), all(e.kept for e in begun)
     beyond = frozenset(slot for s in made.sequences for slot in s.beyond or ())
-    return Rests(int((made.positions < 0).sum()), starts, known, beyond)
+    counted = frozenset(s.earlier.turned for s in made.sequences) - {0}
+    n, told = int((made.positions < 0).sum()), passed is not None and not passed.earlier
+    return Rests(0 if told else n, starts, known, beyond, counted, n if told else 0)
 
 
 def formula_notes(every: Sequence[Rests]) -> tuple[str, ...]:
@@ -103,6 +110,16 @@ def formula_notes(every: Sequence[Rests]) -> tuple[str, ...]:
     if n:
         rows = "row is read by no other row: it is" if n == 1 else "rows are read by no other row: they are"
         told.append(f"{n} padding {rows} not judged against the textbook")
+    if n := sum(x.passed for x in every):
+        told.append(
+            f"{n} row{'s' if n > 1 else ''} before sequences {'are' if n > 1 else 'is'} padding, which the next entry "
+            "point passes over: not judged against the textbook"
+        )
+    if counted := sorted({x for r in every for x in r.counted}):
+        told.append(
+            f"RoPE counts the padding before sequences ({spans(counted)} rows), which changes none of their scores: "
+            "positions are told without it"
+        )
     starts = sorted({x for r in every for x in r.starts})
     if starts:
         before = "keys and values before are those in the first call's caches"
@@ -141,7 +158,7 @@ class Stored(NamedTuple):
 
 def stored_sequences(opened: Opened, book: MappedTextbook, case: str) -> Stored:
     """Return a case's recorded values as the textbook has them; raises UserError where they do not fit."""
-    ids, calls = _ids(opened, book, case, opened.record.calls)
+    ids, calls = token_ids(opened, book, case, opened.record.calls)
     stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
     if opened.record.outputs:
         stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
@@ -156,7 +173,7 @@ def stored_sequences(opened: Opened, book: MappedTextbook, case: str) -> Stored:
     return Stored(seen, keyed, caches, calls, sequences)
 
 
-def _ids(opened: Opened, book: MappedTextbook, case: str, calls: int) -> tuple[Array, list[slice]]:
+def token_ids(opened: Opened, book: MappedTextbook, case: str, calls: int) -> tuple[Array, list[slice]]:
     """Return the token ids [B, T] of a case's first calls, and each call's rows."""
     given = [opened.tensors(case, call, "inputs") for call in range(calls)]
     found, rows = whole_sequences(given, book.tokens, book.where, each_its_own(given, book.names))
@@ -181,8 +198,13 @@ def _sequences(
     first = {(pair.layer, pair.point): x for pair, x in seen.items()}
     real = _real(opened, book, case, given, first, near)
     told = starts(inputs[0], book.names, len(ids), book.where)
+    passed = book.passed.get(case)
+    if passed is not None and not passed.earlier:
+        real[:, calls[0]] = np.arange(calls[0].stop) >= np.asarray(passed.lead)[:, None]
     lead = real[:, calls[0]].argmax(axis=1)
     before = find_beginnings(Beginning(book.model, first, calls[0], inputs, lead), told, near)
+    if passed is not None and passed.earlier:
+        before = [one.passing_over(n) for one, n in zip(before, passed.lead, strict=True)]
     return tuple(Tokens(x[r], np.flatnonzero(r), *how) for x, r, how in zip(ids, real, before, strict=True))
 
 

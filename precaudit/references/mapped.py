@@ -1,7 +1,7 @@
 """The textbook as a program's reference: its parameters under a family's names, its points beside the family's."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,14 +38,25 @@ class Pair(NamedTuple):
     axes: str
 
 
+class PassedOver(NamedTuple):
+    """How many rows before each sequence [B] are padding, and whether calls ``earlier`` than the first held them."""
+
+    lead: tuple[int, ...]
+    earlier: bool
+
+
 @dataclass(frozen=True)
 class MappedTextbook:
-    """A family's formulas with a program's own parameters; ``pairs`` in the textbook's order."""
+    """A family's formulas with a program's own parameters; ``pairs`` in the textbook's order.
+
+    ``passed``: padding that the entry point before or after passes over, by case.
+    """
 
     model: Model
     pairs: tuple[Pair, ...]
     names: ProgramNames
     where: str
+    passed: Mapping[str, PassedOver] = field(default_factory=dict)
 
     @property
     def config(self) -> DecoderConfig:
@@ -65,7 +76,7 @@ class MappedTextbook:
     def values(self, sequences: Sequence[Tokens], rows: int) -> dict[tuple[int | None, str], Array]:
         """Return {(layer, point): FP64 values [B, rows, …]} of every paired point and its inputs; 0 in rows of none."""
         scaling = self.config.rope_scaling
-        n = max((1 + int(s.positions[-1]) for s in sequences if len(s.rows)), default=0)
+        n = max((1 + s.earlier.turned + int(s.positions[-1]) for s in sequences if len(s.rows)), default=0)
         if scaling is not None and scaling.by_length and n > scaling.original:
             raise UserError(
                 f"{n} tokens: RoPE ({scaling.kind}) depends on the length of each call beyond {scaling.original} "

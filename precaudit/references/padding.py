@@ -74,6 +74,17 @@ def possible_padding(first: Mapping[str, Array], tokens: int, ids: Array) -> Ite
             yield one, real
 
 
+def possible_leads(first: Mapping[str, Array], batch: int) -> Iterator[tuple[int, ...]]:
+    """Yield how many slots before each sequence [B] inputs of a first call may say are padding: counts, and masks."""
+    for x in (x for x in first.values() if 0 < x.ndim <= 2 and x.size):
+        if x.dtype.kind in "iu" and x.size == batch and (x >= 0).all() and x.any():
+            yield tuple(int(n) for n in x.reshape(-1))
+        elif len(x) == batch and x.ndim == 2:
+            mask = as_rows(x, *x.shape)
+            if mask is not None and mask.any(axis=1).all() and not mask[:, 0].all():
+                yield tuple(int(n) for n in mask.argmax(axis=1))
+
+
 def padding(
     model: Model, shown: Shown, rows: slice, first: Mapping[str, Array], tokens: tuple[int, Array], near: float
 ) -> Padding | None:
@@ -89,7 +100,7 @@ def padding(
         begins, ends = real.argmax(axis=1), real.shape[1] - real[:, ::-1].argmax(axis=1)
         own = [slice(int(a), int(b)) for a, b in zip(begins, ends, strict=True)]
         if all(
-            _reads_its_own(model, shown, rows, b, at, near)
+            any(_reads_its_own(model, shown, rows, b, at, near, turned) for turned in (0, at.start))
             if at.start
             else _reads_no_padding(model, shown, rows, b, ends, near)
             for b, at in enumerate(own)
@@ -98,14 +109,17 @@ def padding(
     return None if best is None else best[1]
 
 
-def _reads_its_own(model: Model, shown: Shown, rows: slice, b: int, own: slice, near: float) -> bool:
-    """Whether a sequence's rows, with padding before them, read their own keys alone."""
+def _reads_its_own(model: Model, shown: Shown, rows: slice, b: int, own: slice, near: float, turned: int) -> bool:
+    """Whether a sequence's rows, with padding before them, read their own keys alone.
+
+    ``turned``: by how much more than its position RoPE turns every row: positions may count the padding.
+    """
     normed = POINTS[KEYS].inputs[0]
     if any((0, name) not in shown for name in (MIX, QUERY, normed)):
         return False
     read, q, seen = (widen(shown[0, name][b, rows][own]) for name in (normed, QUERY, MIX))
     at = np.arange(len(q))
-    k, v = (model.apply(name, model.context(0, at, FP64), [read]) for name in (KEYS, VALUES))
+    k, v = (model.apply(name, model.context(0, at + turned, FP64), [read]) for name in (KEYS, VALUES))
     made = attention(q, k, v, at, AttentionRule.of(model.config, 0), FP64)
     return bool(np.linalg.norm(made - seen) <= near * np.linalg.norm(seen))
 

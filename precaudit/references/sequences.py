@@ -5,16 +5,17 @@ what the map says, or found: by where RoPE turns the first query, where that cal
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
-from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
+from precaudit.models.numpy_decoder.model import Model, attention
+from precaudit.models.numpy_decoder.operators import AttentionRule, rope, rope_frequencies
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array, widen
+from precaudit.references.padding import possible_leads
 from precaudit.references.slots import NEAR, CacheState, Written, caches
 from precaudit.schema.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
 
@@ -55,6 +56,12 @@ class Before(NamedTuple):
     beyond: range | None = None
     lead: int = 0
 
+    def passing_over(self, n: int) -> "Before":
+        """Return the same, the first ``n`` rows of what came before padding that positions count."""
+        kept = {layer: (k[n:], v[n:]) for layer, (k, v) in self.earlier.kept.items()}
+        earlier = replace(self.earlier, start=self.earlier.start - n, kept=kept, turned=self.earlier.turned + n)
+        return self._replace(earlier=earlier, lead=self.lead + n)
+
 
 class Beginning(NamedTuple):
     """What a program shows, as [B, T, …] by (layer, point), the first call's rows and the input leaves of two calls.
@@ -80,15 +87,54 @@ def find_beginnings(p: Beginning, told: Sequence[int] | None, near: float) -> li
     ``told``: positions of their first rows; ``near``: the relative distance of a query from the textbook's at its own
     position, 1e-6 in FP64.
     """
-    new = [Before(lead=int(first)) for first in p.lead]
+    lead = [int(first) for first in p.lead]
+    if told is not None and not any((*told, *lead)):
+        return [Before()] * p.batch
+    turned = [_first_position(p, b, near) for b in range(p.batch)]
+    new = [Before(Earlier(turned=n) if n and n == t else FIRST, lead=n) for n, t in zip(lead, turned, strict=True)]
     if told is not None and not any(told):
         return new
-    turned = [_first_position(p, b, near) for b in range(p.batch)]
     given = any(x.dtype.kind not in "iub" and widen(x).any() for x in p.inputs[0].values())
-    if told is None and (all(t == 0 for t in turned) or not given):
+    if told is None and (all(t in (0, n) for t, n in zip(turned, lead, strict=True)) or not given):
         return new
     held = caches_of(p)
-    return [_earlier(p, held, b, None if told is None else told[b], turned[b]) for b in range(p.batch)]
+    begun = [
+        one if one.earlier.turned else _earlier(p, held, b, None if told is None else told[b], turned[b])
+        for b, one in enumerate(new)
+    ]
+    return _without_hidden(p, begun, near)
+
+
+def _without_hidden(p: Beginning, begun: list[Before], near: float) -> list[Before]:
+    """Return what came before each sequence, without padding that positions count and that its first row passes over.
+
+    Of counts before each sequence and masks among the inputs those that the values show.
+    """
+    off = [_read_from(p, b, one, 0) for b, one in enumerate(begun)]
+    for lead in possible_leads(p.inputs[0], p.batch):
+        its = [_read_from(p, b, one, n) for (b, one), n in zip(enumerate(begun), lead, strict=True)]
+        if all(x is not None and x <= near for x in its) and all(
+            not n or (x is not None and y is not None and x < y) for x, y, n in zip(its, off, lead, strict=True)
+        ):
+            return [one.passing_over(n) for one, n in zip(begun, lead, strict=True)]
+    return begun
+
+
+def _read_from(p: Beginning, b: int, one: Before, n: int) -> float | None:
+    """Return how far attention over all but the first ``n`` rows that came before is from a first row's, relatively.
+
+    None where the rows before are not known, are no more than these, or the program does not show what it reads.
+    """
+    layer = next((i for i in range(p.model.config.layers) if p.model.config.window_of(i) is None), 0)
+    names = (POINTS[KEYS].inputs[0], QUERY, MIX)
+    if layer not in one.earlier.kept or n > one.earlier.start or any((layer, x) not in p.shown for x in names):
+        return None
+    read, q, seen = (widen(p.shown[layer, name][b, p.rows][p.lead[b] :][:1]) for name in names)
+    at = np.asarray([one.earlier.start + one.earlier.turned])
+    own = (p.model.apply(name, p.model.context(layer, at, FP64), [read]) for name in (KEYS, VALUES))
+    k, v = (np.concatenate([x[n:], y]) for x, y in zip(one.earlier.kept[layer], own, strict=True))
+    made = attention(q, k, v, np.asarray([len(k) - 1]), AttentionRule.of(p.model.config, layer), FP64)
+    return float(np.linalg.norm(made - seen) / np.linalg.norm(seen))
 
 
 def _earlier(

@@ -47,12 +47,18 @@ class Viewed(Recorded):
 
     ``pairs``: whose value is at a layer and point: of keys or values that the map does not show, the cache in which a
     call wrote them; ``edges``: the position of the first row of each call, by prompt,
-    and the one after the last; ``kept``: keys and values of rows before the first, by prompt, layer and point.
+    and the one after the last; ``kept``: keys and values of rows before the first, by prompt, layer and point;
+    ``turned``: by how much more than its position RoPE turns every row of a prompt.
     """
 
     pairs: dict[tuple[int | None, str], Pair] = field(default_factory=dict)
     edges: dict[str, Array] = field(default_factory=dict)
     kept: dict[tuple[str, int, str], Array] = field(default_factory=dict)
+    turned: dict[str, int] = field(default_factory=dict)
+
+    def turned_of(self, prompt: str) -> int:
+        """Return by how much more than its position RoPE turns every row of a prompt."""
+        return self.turned[prompt]
 
     def steps(self, phase: str) -> Sequence[int]:
         """The steps a phase has: a call each, of decode from 1 on after a prefill, since no token is decoded twice."""
@@ -125,7 +131,8 @@ def view_case(opened: Opened, book: MappedTextbook, case: str) -> Viewed:
         for layer, both in s.earlier.kept.items()
         for point, x in zip(CACHES, both, strict=True)
     }
-    found = Viewed(run, {}, {}, book.config, pairs=pairs, edges=edges, kept=kept)
+    turned = {name: s.earlier.turned for name, s in zip(names, stored.sequences, strict=True)}
+    found = Viewed(run, {}, {}, book.config, pairs=pairs, edges=edges, kept=kept, turned=turned)
     for pair in stored.pairs:
         for place, values, positions in _cut(stored, found, pair):
             _hold(found, run, place, values, positions)

@@ -18,6 +18,7 @@ PARAMS = {**own.params, "layers": {name: x[:LAYERS] for name, x in own.params["l
 EMPTY = {n: jnp.zeros((LAYERS, BATCH, SLOTS, own.HEADS, own.HEAD), jnp.bfloat16) for n in ("keys", "values")}
 IDS = np.random.default_rng(3).integers(1, own.VOCAB, (BATCH, TOKENS))
 SLOT = jnp.arange(SLOTS)
+ABSOLUTE = jnp.asarray(np.random.default_rng(4).normal(0, 0.1, (SLOTS, own.HEADS * own.HEAD)), jnp.bfloat16)
 
 
 def rotate(x, position):
@@ -39,15 +40,17 @@ def layer(x, weights, cache, position, slots, seen):
     attended = jnp.einsum("bhts,bshk->bthk", probs, values).reshape(*x.shape[:2], -1)
     x = x + attended @ weights["out"]
     second = own.norm(x, weights["mlp_norm"])
-    act = jax.nn.silu(second @ weights["gate"]) * (second @ weights["up"])
+    gate = second @ weights["gate"]
+    act = jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * (second @ weights["up"])
     return x + act @ weights["down"], {"keys": keys, "values": values}
 
 
-def model(params, tokens, cache, position, slots, seen):
+def model(params, tokens, cache, position, slots, seen, absolute=False):
     def one(x, given):
         return layer(x, *given, position, slots, seen)
 
-    x, cache = jax.lax.scan(one, params["embed"][tokens], (params["layers"], cache))
+    embedded = params["embed"][tokens] + ABSOLUTE[position] * absolute
+    x, cache = jax.lax.scan(one, embedded, (params["layers"], cache))
     final = own.norm(x, params["norm"])
     return jnp.einsum("btd,vd->btv", final, params["embed"], preferred_element_type=jnp.float32), cache
 
@@ -86,24 +89,26 @@ def right(mistake="", by_id=False, **given):
     )  # fmt: skip
 
 
-def left(mistake=""):
-    """Return a program that pads before each sequence."""
-    pads = TOKENS - LENGTHS
+def left(mistake="", counted=False):
+    """Return a program that pads before each sequence; ``counted``: a row's position is its slot, padding counted."""
+    pads, absolute = TOKENS - LENGTHS, mistake == "absolute positions"
     real = np.arange(TOKENS) >= pads[:, None]
     tokens = jnp.asarray(np.where(real, [np.roll(r, p) for r, p in zip(IDS, pads, strict=True)], 0), jnp.int32)
 
     def prefill(params, tokens, pads, cache):
         slots = jnp.broadcast_to(jnp.arange(TOKENS), (BATCH, TOKENS))
         first = pads[:, None, None] * int(mistake != "padding seen")
-        position = jnp.maximum(slots - pads[:, None], 0)
-        logits, cache = model(params, tokens, cache, position, slots, (slots[..., None] >= SLOT) & (first <= SLOT))
+        position = slots if counted else jnp.maximum(slots - pads[:, None], 0)
+        seen = (slots[..., None] >= SLOT) & (first <= SLOT)
+        logits, cache = model(params, tokens, cache, position, slots, seen, absolute)
         return logits, cache, jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32), pads
 
     def decode(params, token, slot, pads, cache):
         first = pads[:, None, None] * int(mistake != "padding seen in decode")
-        position = (slot - pads)[:, None] + int(mistake == "one too far")
+        position = (slot - pads * (not counted))[:, None] + int(mistake == "one too far")
         slots = jnp.broadcast_to(slot, (BATCH, 1))
-        logits, cache = model(params, token[:, None], cache, position, slots, (slot >= SLOT) & (first <= SLOT))
+        seen = (slot >= SLOT) & (first <= SLOT)
+        logits, cache = model(params, token[:, None], cache, position, slots, seen, absolute)
         return logits[:, 0], cache
 
     then = Entry(

@@ -35,10 +35,15 @@ HONEST = {
     "lengths": padded.right,
     "a padding token": lambda: padded.right(by_id=True),
     "rows before a sequence": padded.left,
+    "rows before a sequence that positions count": lambda: padded.left(counted=True),
 }
 
 
-@pytest.mark.parametrize("name", ["lengths", pytest.param("a padding token", marks=SLOW), "rows before a sequence"])
+@pytest.mark.parametrize(
+    "name",
+    ["lengths", pytest.param("a padding token", marks=SLOW), "rows before a sequence",
+     pytest.param("rows before a sequence that positions count", marks=SLOW)],
+)  # fmt: skip
 def test_an_honest_padded_batch_passes_and_its_padding_is_counted(tmp_path, checkpoint, name):
     found, formula = judged(tmp_path, checkpoint, HONEST[name]())
     assert found.exit_code == 0
@@ -55,6 +60,13 @@ WRONG = {
     "left: padding seen": (lambda: padded.left("padding seen"), {"prefill call"}),
     "left: padding seen in decode": (lambda: padded.left("padding seen in decode"), {"decode call"}),
     "left: one too far": (lambda: padded.left("one too far"), {"decode call"}),
+    "counted: padding seen": (lambda: padded.left("padding seen", True), {"prefill call"}),
+    "counted: padding seen in decode": (lambda: padded.left("padding seen in decode", True), {"decode call"}),
+    "counted: one too far": (lambda: padded.left("one too far", True), {"decode call"}),
+    "counted: absolute positions": (
+        lambda: padded.left("absolute positions", True),
+        {"prefill call", "decode call"},
+    ),
 }
 
 

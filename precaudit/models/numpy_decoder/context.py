@@ -13,8 +13,9 @@ class Context:
     """What an operation needs besides its inputs.
 
     ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
-    ``positions`` [T] are the rows' positions in their sequences, ``lengths`` [T] how long these were where RoPE depends
-    on it (None: within the original context); ``layer`` is None outside layers. ``out``: where the result may be made.
+    ``positions`` [T] are those by which RoPE turns rows, ``lengths`` [T] how long their sequences were where it depends
+    on that (None: within the original context); ``layer`` is None outside layers. ``out``: where the result may
+    be made.
     """
 
     config: DecoderConfig

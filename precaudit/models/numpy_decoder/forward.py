@@ -65,7 +65,7 @@ def forward(
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
     spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
     before = [FIRST] * len(sequences) if earlier is None else earlier
-    positions = np.concatenate([e.start + np.arange(n) for e, n in zip(before, sizes, strict=True)])
+    positions = np.concatenate([e.start + e.turned + np.arange(n) for e, n in zip(before, sizes, strict=True)])
     turned = np.concatenate(lengths if lengths is not None else [np.full(n, n) for n in sizes])
     embedded = model.embed(np.concatenate(sequences))
     states = [r.residual(embedded) for r in roundings]
@@ -120,7 +120,7 @@ def _layer(
         if context.layer in earlier[i].mixed:
             values[mix][span] = earlier[i].mixed[context.layer]
             continue
-        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span]
+        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span] - earlier[i].turned
         k, v = earlier[i].before(context.layer, k, v)
         parts = [(slice(None), context.rounding, k, v)]
         if cached is not None:

@@ -136,6 +136,10 @@ class Recorded:
         first = asked.index(prompt) // self.requested.batch * self.requested.batch
         return tuple(p for p in asked[first : first + self.requested.batch] if p in self.run.prompts)
 
+    def turned_of(self, prompt: str) -> int:  # noqa: ARG002 of a view of a program's run it is the prompt's
+        """Return by how much more than its position RoPE turns every row of a prompt: 0 in a model's run."""
+        return 0
+
     def start_of(self, prompt: str) -> int:
         """Return the slot of a prompt's first token: how far its batch padded it on the left."""
         if self.requested.pad != "left" or prompt not in self.requested.prompts:

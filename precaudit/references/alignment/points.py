@@ -125,7 +125,8 @@ class Textbook:
                 ]
             probs = own.get((layer, "probs")) if point == "attn_out" else None
             held = None if probs is None else np.nan_to_num(probs[b][:, real, slots])
-            made = usual_form(Inputs(self.model, layer, point, at[real], tuple(its), probs=held), FP64)
+            turned = self.fed.turned[b]
+            made = usual_form(Inputs(self.model, layer, point, at[real], tuple(its), probs=held, turned=turned), FP64)
             if POINTS[point].over_keys:
                 found[b, :, real, slots] = made.transpose(1, 0, 2)  # NumPy puts the axis of a mask first
             else:

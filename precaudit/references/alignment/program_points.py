@@ -12,6 +12,7 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.earlier import Earlier
 from precaudit.models.numpy_decoder.forward import Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
@@ -25,7 +26,8 @@ from precaudit.references.alignment.fed_tokens import FedTokens
 from precaudit.references.alignment.points import Side, Textbook, find_points
 from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.comparison.exact import exact_calls, tap_graph
-from precaudit.references.comparison.programs import goes_on, traced_entries
+from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.entry_textbooks import goes_on
 from precaudit.references.mapped import whole_sequences
 from precaudit.references.padding import Padding, possible_padding
 from precaudit.references.traced.forward import NotChained
@@ -136,8 +138,11 @@ def _readings(
             for said, real in _paddings(record, calls, leaf, (ids, rows)):
                 for known in (None, before) if before is not None and len(before.ids) == len(ids) else (None,):
                     fed = _fed(ids, real, rows[-1], known)
-                    if max(map(len, fed.ids)) <= MOST:
-                        yield Reading(leaf, batch, said), fed
+                    if max(map(len, fed.ids)) > MOST:
+                        continue
+                    yield Reading(leaf, batch, said), fed
+                    if known is None and any(fed.lead):
+                        yield Reading(leaf, batch, said), fed._replace(counted=True)
 
 
 def _paddings(
@@ -168,7 +173,7 @@ def _fed(ids: Array, real: Array, last: slice, before: FedTokens | None) -> FedT
     lead = tuple(int(x) for x in real.argmax(axis=1)) if before is None else before.lead
     counted = np.array([len(x) for x in known])[:, None] + np.cumsum(real, axis=1) - 1
     every = tuple(np.concatenate([x, row[r]]) for x, row, r in zip(known, ids, real, strict=True))
-    return FedTokens(every, lead, np.where(real, counted, -1)[:, last])
+    return FedTokens(every, lead, np.where(real, counted, -1)[:, last], before is not None and before.counted)
 
 
 def textbook_values(model: Model, fed: FedTokens) -> Textbook:
@@ -191,5 +196,7 @@ def textbook_values(model: Model, fed: FedTokens) -> Textbook:
             hold(i, layer, CACHES[point], (last, *x.shape[1:]))[slots[i]] = x
 
     wanted = {p for p in present(model.config.sparse) if POINTS[p].by_row or POINTS[p].over_keys}
-    forward(model, list(fed.ids), [FP64], Wanted(wanted, None, [np.arange(len(x)) for x in fed.ids]), emit)
+    earlier = [Earlier(turned=n) for n in fed.turned]
+    rows = [np.arange(len(x)) for x in fed.ids]
+    forward(model, list(fed.ids), [FP64], Wanted(wanted, None, rows), emit, earlier=earlier)
     return Textbook(model, found, fed)

@@ -9,7 +9,7 @@ from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.reads import Reads, names_apart, reads
 from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import Program
-from precaudit.references.comparison.programs import goes_on
+from precaudit.references.entry_textbooks import goes_on
 from precaudit.references.traced.forward import Begun, CallValues, Chains, recorded_calls
 
 

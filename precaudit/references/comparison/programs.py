@@ -21,6 +21,7 @@ from precaudit.recording.runs.programs import PAIRS, Opened, ProgramErrors, judg
 from precaudit.references.announced import announced_errors
 from precaudit.references.comparison.against import place_errors
 from precaudit.references.comparison.entry_views import entry_views
+from precaudit.references.entry_textbooks import entry_textbooks, goes_on
 from precaudit.references.formula import (
     OwnReference,
     Rests,
@@ -32,7 +33,7 @@ from precaudit.references.formula import (
     rests_on,
     textbook_errors,
 )
-from precaudit.references.mapped import MappedTextbook, textbook_of
+from precaudit.references.mapped import MappedTextbook
 from precaudit.references.mutations.declared import declared_formats
 from precaudit.references.names_map import Names, check_entries
 from precaudit.references.traced.judged import record_of
@@ -88,14 +89,15 @@ def _errors(
 ) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], list[Unpaired], tuple[str, ...]]:  # fmt: skip
     """Return the error records of every entry point, those of positions seen twice, and what formulas rest on."""
     each: list[EntryBesideShadow] = []
+    books: Sequence[MappedTextbook | None] = [None] * len(entries)
     if isinstance(reference, Names):
         check_entries(reference, [program.entry, *program.then])
+        books = entry_textbooks(reference, entries, program)
     for i, (opened, one, made) in enumerate(entries):
         before = each[-1].traced if i and goes_on(program, entries[i - 1], one) else None
         begins = None if before is None else (before, program.then[one.entry].begin)
         traced = Traced(opened, one, made, tell, reference is not None and before is None, begins, accum)
-        book = textbook_of(reference, one, opened) if isinstance(reference, Names) else None
-        each.append(EntryBesideShadow(traced, book, reference))
+        each.append(EntryBesideShadow(traced, books[i], reference))
     errors: list[list[ErrorRecord]] = [[] for _ in each]
     pairs: list[PrefillDecodeRecord] = []
     unpaired: list[Unpaired] = []
@@ -110,13 +112,6 @@ def _errors(
         unpaired += others
     whole = [e for found, beside in zip(errors, each, strict=True) for e in beside.with_declared_formats(found)]
     return whole, pairs, unpaired, formula_notes(rests)
-
-
-def goes_on(program: Program, before: OfRun, one: Program) -> bool:
-    """Whether an entry point was recorded from where the recorded one before it ends."""
-    order, record = [program.entry, *program.then], before.opened.record
-    ended = record.began + record.calls == before.program.steps + 1
-    return ended and order.index(one.entry) == order.index(record.entry) + 1
 
 
 @dataclass(frozen=True)
@@ -142,7 +137,7 @@ class EntryBesideShadow:
             errors += _formula(traced, book or self.reference, case, beside, exact)
         if book is not None:
             errors += announced_errors(view_case(opened, book, case), book, case, opened.record.phase)
-        return errors, [] if beside is None else [rests_on(beside)]
+        return errors, [] if beside is None else [rests_on(beside, None if book is None else book.passed.get(case))]
 
     def with_declared_formats(self, errors: list[ErrorRecord]) -> list[ErrorRecord]:
         """Return records, those of the first case with the narrow format inside that the textbook does not have."""

@@ -37,7 +37,7 @@ class Inputs:
     ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
     ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k;
     ``lengths`` [T]: how long the sequence was when each row was turned (precaudit/schema/lengths.py);
-    ``start``: the slot of the first key.
+    ``start``: the slot of the first key; ``turned``: by so much more than its position RoPE turns every row.
     """
 
     model: Model
@@ -50,6 +50,7 @@ class Inputs:
     probs: Array | None = None
     lengths: Array | None = None
     start: int = 0
+    turned: int = 0
 
     @property
     def row(self) -> Point:
@@ -63,7 +64,7 @@ class Inputs:
 
     def context(self, rounding: Rounding) -> Context:
         """Return the context of the layer's operations."""
-        c = self.model.context(self.layer, self.positions, rounding, self.lengths)
+        c = self.model.context(self.layer, self.positions + self.turned, rounding, self.lengths)
         return replace(c, weight=self.tensors(c.weight))
 
     def rows(self, some: slice) -> "Inputs":

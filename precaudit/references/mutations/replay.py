@@ -165,7 +165,9 @@ def _left_by_announced(whole: Bench, announced: Variant) -> tuple[Array, Array]:
 def operands_of(o: Operation, model: Model) -> Inputs:
     """Return what an operation read."""
     at = np.asarray(o.positions)
-    return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, start=o.start, lengths=o.lengths)
+    return Inputs(
+        model, o.place.layer, o.place.point, at, o.inputs, o.last, start=o.start, lengths=o.lengths, turned=o.turned
+    )
 
 
 def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Bench:

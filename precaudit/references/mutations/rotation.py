@@ -133,7 +133,7 @@ def with_tables(made: Angles) -> Form:
 
     def form(o: Inputs, r: Rounding) -> Array:
         each, factor = rope_frequencies(o.config, o.layer, o.lengths)
-        cos, sin = made(np.asarray(o.positions, np.float64)[:, None], each)
+        cos, sin = made(np.asarray(o.positions + o.turned, np.float64)[:, None], each)
         sine = r.rope_table if r.rope_sine is None else r.rope_sine
         tables = r.rope_table(cos * factor), sine(sin * factor)
         return usual_form(o, replace(r, rope_table=lambda _: tables[0], rope_sine=lambda _: tables[1]))
@@ -159,7 +159,7 @@ def exchange_sines(p: Array, each: Array) -> tuple[Array, Array]:
 def turned_values(o: Inputs, r: Rounding) -> Array:
     """Return values [T, G, K] that are turned as keys are, and rounded before and after."""
     frequencies = rope_frequencies(o.config, o.layer, o.lengths)
-    return r.rows(rope(usual_form(o, r), o.positions, frequencies, r))
+    return r.rows(rope(usual_form(o, r), o.positions + o.turned, frequencies, r))
 
 
 def stop_positions(last: int) -> Form:

@@ -43,7 +43,7 @@ class Operation:
     |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
     all; ``last``: keys and values that the last row of attn_out read, where decode read others there; ``start``: the
     slot of the sequence's first key, after padding on the left; ``lengths``: how long the sequence was when each row
-    was turned (precaudit/schema/lengths.py).
+    was turned (precaudit/schema/lengths.py); ``turned``: by so much more than its position RoPE turns every row.
     """
 
     id: str
@@ -57,6 +57,7 @@ class Operation:
     last: tuple[Array, ...] = ()
     start: int = 0
     lengths: Array | None = None
+    turned: int = 0
 
     @property
     def row(self) -> Point:
@@ -96,7 +97,8 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
         return None
     window, last = model.config.window_of(place.layer), _last_read(recorded, place, found[1])
     start, lengths = recorded.start_of(place.prompt), lengths_at(recorded, place, found[0])
-    return Operation(recorded.run.record.id, place, part, *found, window, last, start, lengths)
+    turned = recorded.turned_of(place.prompt)
+    return Operation(recorded.run.record.id, place, part, *found, window, last, start, lengths, turned)
 
 
 def lengths_at(recorded: Recorded, place: Place, positions: Array) -> Array | None:
@@ -146,7 +148,8 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
         return None
     values = tuple(widen(rows.at(positions)) for rows in present)
     lengths = lengths_at(recorded, place, positions)
-    return positions, values, *_on_rows(model, place.point, layer, positions, values, lengths)
+    turned = positions + recorded.turned_of(place.prompt)
+    return positions, values, *_on_rows(model, place.point, layer, turned, values, lengths)
 
 
 def _on_rows(

@@ -107,7 +107,8 @@ def made_through(
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
     settled = {n: tpu_chooses(recorded, policy, at) for n, at in here.items()}
     ways = _ways(policies, settled, place.phase == "decode", device_kind(recorded.run.record.device))
-    of = partial(_made_again, model, place.layer, positions, lengths_at(recorded, place, positions))
+    turned, lengths = positions + recorded.turned_of(place.prompt), lengths_at(recorded, place, positions)
+    of = partial(_made_again, model, place.layer, turned, lengths)
     given = {seed: {n: x.drawn(seed) for n, x in known.items()} for seed in seeds}
     draws = tuple(of(given[seed], _redrawn(way, seed)) for way in ways for seed in given)
     exact = {n: x.rows for n, x in known.items()}
