@@ -57,11 +57,18 @@ def combine(formulas: Sequence[Finding], replayed: Sequence[Finding]) -> list[Fi
     found = []
     for f in formulas:
         same = [r for r in kept if _same_operation(f, r)]
-        better = [r for r in same if r.cause not in NO_NAME and (f.cause == UNNAMED or _finer(POINTS[r.point]))]
+        finer = [r for r in same if _finer(POINTS[r.point]) and not (_finer(POINTS[f.point]) and _comes_first(f, r))]
+        better = [r for r in same if r.cause not in NO_NAME and (f.cause == UNNAMED or r in finer)]
         kept = [r for r in kept if r not in same or r in better]
         if not better:
             found.append(f)
     return [*found, *kept]
+
+
+def _comes_first(formula: Finding, replayed: Finding) -> bool:
+    """Whether a formula is found at a point before that of what was replayed."""
+    order = list(POINTS)
+    return order.index(formula.point) < order.index(replayed.point)
 
 
 def _finer(of: Point) -> bool:

@@ -91,9 +91,11 @@ def prefill_decode_table(pairs: Sequence[PrefillDecodeRecord], names: Mapping[in
         return "?" if i is None else f"{i} {(names or {}).get(i, '')}".rstrip()
 
     for p in pairs:
-        if p.against == "prefill" or not p.match or p.f64_match is False or p.f64_apart is not None:
+        first = p.prefill_last_top1 is not None
+        if first or not p.match or p.f64_match is False or p.f64_apart is not None:
+            views = p.against if p.view == "decode" else f"{p.against} ({p.view})"
             rows.append((
-                p.prompt, p.against if p.against == "prefill" else f"{p.against} {p.step}",
+                p.prompt, views if first else f"{views} {p.step}",
                 token(p.prefill_top1), token(p.decode_top1), token(p.f64_top1),
                 digits(p.prefill_gap), digits(p.decode_gap),
                 digits(p.f64_gap), _match(p), short(p.kl), short(p.max_diff),

@@ -87,7 +87,7 @@ def honest(tmp_path_factory):
 
 def test_every_position_that_decode_saw_is_seen_by_rescore(honest):
     opened, errors = honest
-    found = {(p.prompt, p.step): p for p in errors.prefill_decode}
+    found = {(p.prompt, p.step): p for p in errors.prefill_decode if p.view == "decode"}
     assert found.keys() == {(case, step) for case in PROMPTS for step in range(STEPS + 1)}
     embed, out = (np.asarray(PARAMS[name]).astype(np.float64) for name in ("embed", "out"))
     for case in PROMPTS:
@@ -114,7 +114,7 @@ def test_a_decode_that_is_another_function_fails(tmp_path):
 
     program = served(other)
     opened = trace_program(program, tmp_path / "run")
-    found = compare_program(opened, program).prefill_decode
+    found = [p for p in compare_program(opened, program).prefill_decode if p.view == "decode"]
     bad = [v for v in gate(opened.folder).verdicts if v.status == "fail" and v.kind == "rescore/decode"]
     assert len(bad) == len(found) == len(PROMPTS) * (STEPS + 1)
     assert "they are not one function" in bad[0].text
@@ -222,7 +222,7 @@ def test_a_position_that_decode_skips_is_seen(tmp_path):
     for position, code in ((LENGTH, 0), (LENGTH - 1, 1), (LENGTH + 1, 1)):
         program = served_from(position)
         opened = trace_program(program, tmp_path / "run", force=True)
-        (pair,) = compare_program(opened, program).prefill_decode
+        (pair,) = (p for p in compare_program(opened, program).prefill_decode if p.view == "decode")
         assert (pair.against, pair.position) == ("rescore", LENGTH)
         assert (gate(opened.folder).exit_code, diagnose_program(opened, program).exit_code) == (code, code)
     assert "first state" in diagnose_program(opened, program).findings[0].says
@@ -263,12 +263,73 @@ def test_an_entry_point_that_begins_where_no_token_leads_is_unknown(tmp_path):
 
     then = {**program.then, "decode": replace(program.then["decode"], begin=begin, start=3, steps=0)}
     opened = trace_program(replace(program, then=then), tmp_path / "run")
-    assert not compare_program(opened, replace(program, then=then)).prefill_decode
+    assert {p.view for p in compare_program(opened, replace(program, then=then)).prefill_decode} == {"rescore"}
     (one,) = (v for v in gate(opened.folder).verdicts if v.kind == "coverage")
     assert (one.status, one.phase, one.prompt) == ("unknown", "decode call", "a")
     assert one.text.startswith("it begins at position 7, and 5 tokens came before")
     found = diagnose_program(opened, replace(program, then=then))
     assert (gate(opened.folder).exit_code, found.exit_code) == (3, 3)
+
+
+BATCHED = jnp.asarray(list(PROMPTS.values()), jnp.int32)
+
+
+def in_chunks(params, tokens, _start, held):
+    state = jnp.cumsum(params["embed"][tokens].astype(jnp.float32), axis=-2) + held[:, None]
+    return jnp.tanh(state).astype(jnp.bfloat16) @ params["out"], state[:, -1]
+
+
+def viewed(alone=prefill, in_chunks=in_chunks):
+    """A batch of two, prefilled at once; its second sequence alone; the batch in a longer bucket; and in two chunks."""
+
+    def bucket(params, tokens, _lengths):
+        return prefill(params, tokens)
+
+    padded, lengths = jnp.pad(BATCHED, ((0, 0), (0, 3))), jnp.full(2, LENGTH, jnp.int32)
+    first = BATCHED[:, :3], jnp.int32(0), jnp.zeros((2, WIDTH), jnp.float32)
+    named = {"outputs": ("logits", "held"), "tokens": 0}
+    then = {
+        "alone": Entry(alone, lambda *_: (BATCHED[1:],), **named),
+        "bucket": Entry(bucket, lambda *_: (padded, lengths), lengths=1, **named),
+        "chunk": Entry(in_chunks, lambda *_: first, start=1, **named),
+        "next_chunk": Entry(in_chunks, lambda _, out: (BATCHED[:, 3:], jnp.int32(3), out[1]), start=1, **named),
+    }
+    return Program(prefill, PARAMS, {"both": (BATCHED,)}, entry="prefill", then=then, **named)
+
+
+def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
+    program = viewed()
+    opened = trace_program(program, tmp_path / "run")
+    found = compare_program(opened, program).prefill_decode
+    seen = {view: {(p.prompt, p.position) for p in found if p.view == view} for view in program.then}
+    every = {(f"both, row {b}", t) for b in range(2) for t in range(LENGTH)}
+    assert seen == {
+        "alone": {at for at in every if at[0] == "both, row 1"},
+        "bucket": every,
+        "chunk": {at for at in every if at[1] < 3},
+        "next_chunk": {at for at in every if at[1] >= 3},
+    }
+    assert {(p.against, p.match, p.f64_match, p.f64_apart) for p in found} == {("prefill", True, True, None)}
+    assert gate(opened.folder).exit_code == 0
+
+
+def test_a_view_that_is_another_function_fails_by_its_name(tmp_path):
+    def mixed(params, tokens):
+        logits, held = prefill(params, tokens)
+        return logits * jnp.bfloat16(1.01), held
+
+    def late(params, tokens, start, held):
+        return in_chunks(params, tokens, start, 0.99 * held)
+
+    for changed, view, positions in (({"alone": mixed}, "alone", 5), ({"in_chunks": late}, "next_chunk", 2 * 2)):
+        program = viewed(**changed)
+        opened = trace_program(program, tmp_path / view)
+        compare_program(opened, program)
+        bad = [v for v in gate(opened.folder).verdicts if v.status == "fail"]
+        assert {v.kind for v in bad} == {f"prefill/{view}"}
+        assert len(bad) == positions
+        (finding,) = diagnose_program(opened, program).findings
+        assert (finding.cause, finding.phases) == (f"{view} is not prefill", (f"{view} call",))
 
 
 def test_where_it_begins_is_told_in_the_order_of_the_program():

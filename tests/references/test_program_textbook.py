@@ -651,4 +651,7 @@ def test_what_two_ways_name_alike_is_one_finding():
 
     both, k, other = finding("q", "RoPE base 1e+06", (0, 1)), finding("k", "RoPE base 1e+06"), finding("v", "scale")
     assert combine([both], [k, other]) == [both, other]
+    cache, values = finding("k_cache", "cache in int8"), finding("v_cache", "cache in int8")
+    assert combine([cache], [values]) == [cache]  # the first point of one cause
+    assert combine([values], [cache]) == [cache]
     assert combine([finding("q", UNNAMED)], [finding("k", UNNAMED)])[1:]

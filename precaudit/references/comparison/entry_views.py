@@ -1,10 +1,10 @@
-"""The same position of a case seen by two entry points of a program: by prefill or rescore, and by decode.
+"""The same position of a case seen by two entry points of a program: prefill and decode, a batch and one alone.
 
 Which position a row is of is known by its call's token ids and where they start, or by counting them. Two rows see one
-position where all tokens up to it are the same.
+position where all tokens up to it are the same: whatever the batch, padding, chunk or mesh that they are computed in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 
-Prefix = tuple[int, int, int]  # of the batch, a position, and a hash of all tokens up to it
+Prefix = tuple[int, int]  # a position, and a hash of all tokens up to it
 
 
 class Fed(NamedTuple):
@@ -37,7 +37,7 @@ class Fed(NamedTuple):
 class Row(NamedTuple):
     """A row of a call's logits: of which entry point, call, sequence of the batch and row of the call, and where.
 
-    ``shape``: those logits as sequences, rows and vocabulary.
+    ``alone``: it is the call's only row of its sequence; ``shape``: those logits as sequences, rows and vocabulary.
     """
 
     entry: int
@@ -45,6 +45,7 @@ class Row(NamedTuple):
     batch: int
     row: int
     position: int
+    alone: bool
     shape: tuple[int, int, int]
 
 
@@ -57,19 +58,18 @@ class Strange(NamedTuple):
 
 
 def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecodeRecord], list[Unpaired]]:
-    """Return a record of every position of a case that one entry point sees row by row, and another at once.
+    """Return a record of every position of a case that two entry points see.
 
     And what could not be held against anything, where an entry point begins at a position that no token leads to.
     """
     opened = [one.opened for one in entries]
-    single, several, strange = _rows(opened, case)
+    rows, strange = _rows(opened, case)
     sigma = float(np.sqrt(np.mean([x.power for one in entries for x in one.logits] or [np.nan])))
     found, seen = [], set[int]()
-    for prefix, decoded in single.items():
-        for whole in several.get(prefix, ()):
-            if whole.entry != decoded.entry:
-                found.append(_pair(entries, case, whole, decoded, sigma))
-                seen |= {decoded.entry, whole.entry}
+    for its in rows.values():
+        for against, row in pairs_of_rows(its):
+            found.append(_pair(entries, case, against, row, sigma))
+            seen |= {row.entry, against.entry}
     rest = [
         Unpaired(
             case=case, phase=opened[x.entry].record.phase,
@@ -81,17 +81,35 @@ def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecod
     return found, rest
 
 
+def pairs_of_rows(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Yield which rows of one position are held against each other, the one that the other is held to first.
+
+    A row alone in its call, as decode has them, is held to each entry point that sees several at once. Any other is
+    held to the first entry point that sees the position, of its own kind where both kinds do. Of several sequences
+    with these tokens the one at the same place of the batch comes first.
+    """
+    several = [row for row in rows if not row.alone]
+    for row in rows:
+        earlier = [x for x in (several or rows) if x.entry < row.entry]
+        others = [x for x in several if x.entry != row.entry] if row.alone and several else earlier[:1]
+        for entry in dict.fromkeys(x.entry for x in others):
+            yield min((x for x in (several or rows) if x.entry == entry), key=lambda x: x.batch != row.batch), row
+
+
 def _pair(entries: Sequence[Traced], case: str, whole: Row, decoded: Row, sigma: float) -> PrefillDecodeRecord:
     both = [(entries[at.entry], at) for at in (whole, decoded)]
     views = [View.of_row(at.call, at.position, _stored_row(one.opened, case, at)) for one, at in both]
     known = [_cut(one.logits[at.call].exact, at) for one, at in both if at.call < len(one.logits)]
-    name = case if whole.shape[0] == 1 else f"{case}, row {whole.batch}"
+    batch = next((at.batch for at in (whole, decoded) if at.shape[0] > 1), None)
+    name = case if batch is None else f"{case}, row {batch}"
     against, view = (one.opened.record.entry for one, _ in both)
     found = compare_views(name, against, (views[0], views[1]), known, sigma)
     apart = None
     if len(known) == 2 and not any(map(_rounds_to_integers, entries)):
         off = ratio(norm(known[0] - known[1]), norm(known[1]))
         apart = json_number(off) if off > ONE else None
+    if not decoded.alone:
+        found = msgspec.structs.replace(found, prefill_last_top1=None, decode0_top1=None)
     return msgspec.structs.replace(found, f64_apart=apart, view=view)
 
 
@@ -102,11 +120,10 @@ def _rounds_to_integers(one: Traced) -> bool:
     return any(float_bits(a) and b.kind in "iu" and b.itemsize == 1 for a, b in formats)
 
 
-def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict[Prefix, list[Row]], list[Strange]]:
-    """Return the rows of calls of one row each, and of several, by what they see, and first calls that are strange."""
+def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, list[Row]], list[Strange]]:
+    """Return the rows of all calls by what they see, and first calls that are strange."""
     strange: list[Strange] = []
-    single: dict[Prefix, Row] = {}
-    several: dict[Prefix, list[Row]] = {}
+    found: dict[Prefix, dict[tuple[int, int], Row]] = {}
     before: list[list[Fed]] = []  # of each sequence
     for i, one in enumerate(entries):
         tokens, shown = one.record.tokens, any(p.name == OUTPUT_LOGITS for p in one.record.outputs)
@@ -117,7 +134,7 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict
             given = one.tensors(case, call, "inputs")
             ids = _ids(given, one.record, len(before))
             real = _real(given, one.record, ids)
-            if not before or (call == 0 and one.record.start is None and ids.shape[1] > 1):
+            if len(before) != len(ids) or (call == 0 and one.record.start is None and ids.shape[1] > 1):
                 before = [[] for _ in ids]
             starts, said = _starts(given, one.record.start, before, ids[np.arange(len(ids)), real.argmax(axis=1)])
             if call == 0 and i and (off := [(a, b) for a, b in zip(said, starts, strict=True) if a != b]):
@@ -130,13 +147,9 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, Row], dict
                     known.append(Fed(token, hash((known[-1].prefix if known else 0, token))))
                     at = int(t) - (ids.shape[1] - shape[1])  # of fewer rows than tokens these are the last
                     if at >= 0:
-                        here = Row(i, call, b, at, position, shape)
-                        prefix = b, position, known[-1].prefix
-                        if ids.shape[1] == 1:
-                            single.setdefault(prefix, here)
-                        else:
-                            several.setdefault(prefix, []).append(here)
-    return single, several, strange
+                        here = Row(i, call, b, at, position, ids.shape[1] == 1, shape)
+                        found.setdefault((position, known[-1].prefix), {}).setdefault((i, b), here)
+    return {prefix: list(its.values()) for prefix, its in found.items()}, strange
 
 
 def _starts(
