@@ -49,7 +49,8 @@ def model(params, tokens, cache, position, slots, seen, absolute=False):
     def one(x, given):
         return layer(x, *given, position, slots, seen)
 
-    embedded = params["embed"][tokens] + ABSOLUTE[position] * absolute
+    embedded = params["embed"][tokens]
+    embedded = embedded + ABSOLUTE[position] if absolute else embedded
     x, cache = jax.lax.scan(one, embedded, (params["layers"], cache))
     final = own.norm(x, params["norm"])
     return jnp.einsum("btd,vd->btv", final, params["embed"], preferred_element_type=jnp.float32), cache
@@ -105,7 +106,7 @@ def left(mistake="", counted=False):
 
     def decode(params, token, slot, pads, cache):
         first = pads[:, None, None] * int(mistake != "padding seen in decode")
-        position = (slot - pads * (not counted))[:, None] + int(mistake == "one too far")
+        position = (slot - pads * int(not counted))[:, None] + int(mistake == "one too far")
         slots = jnp.broadcast_to(slot, (BATCH, 1))
         seen = (slot >= SLOT) & (first <= SLOT)
         logits, cache = model(params, token[:, None], cache, position, slots, seen, absolute)
