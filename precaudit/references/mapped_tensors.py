@@ -47,7 +47,7 @@ def mapped_tensors(
     """
     paths = Paths((path, path) for path in leaves)
     entries = {name: entry_of(name, names, paths, where) for name in expected}
-    used = {split_path(entry.path)[0] for entry, _ in entries.values()}
+    used = {split_path(path)[0] for entry, _ in entries.values() for path in entry.paths}
     below = f"{names.prefix}/" if names.prefix else ""
     passed = tuple(below + path for path in names.ignore)
     for path in leaves:
@@ -57,26 +57,31 @@ def mapped_tensors(
                 f"ignore = [{path.removeprefix(below)!r}]"
             )
 
-    def stored(name: str) -> Array:
+    def stored(name: str) -> list[Array]:
         entry, layer = entries[name]
-        path, block = split_path(entry.path)
-        x = np.asarray(leaves[path])
-        try:
-            x = x[block]
-        except IndexError:
-            raise UserError(f"{where}: {entry.path!r}: {path!r} is {list(x.shape)}") from None
-        at = layer_axis(entry) if entry.axes else None
-        if at is not None and at < x.ndim and layer >= x.shape[at]:
-            raise UserError(f"{where}: {entry.path!r} {list(x.shape)} has no layer {layer}")
-        return x if at is None else x.take(layer, axis=at)
+        return [_block(leaves, path, layer, layer_axis(entry) if entry.axes else None, where) for path in entry.paths]
 
     for name, shape in expected.items():
         if (found := arrange_entry(entries[name][0], stored(name), name).shape) != shape:
+            given = entries[name][0].paths
             raise UserError(
                 f"{where}: {name!r} comes out as {list(found)}, expected {list(shape)}; give its axes: "
-                f"{{ path = {entries[name][0].path!r}, axes = 'd h k -> (h k) d' }}"
+                f"{{ path = {(given[0] if len(given) == 1 else list(given))!r}, axes = 'd h k -> (h k) d' }}"
             )
     return lambda name: entry_values(entries[name][0], stored(name), name)
+
+
+def _block(leaves: Mapping[str, Any], given: str, layer: int, axis: int | None, where: str) -> Array:
+    """Return the block that a path means, of its layer where an axis is the layers'; raises UserError."""
+    path, block = split_path(given)
+    x = np.asarray(leaves[path])
+    try:
+        x = x[block]
+    except IndexError:
+        raise UserError(f"{where}: {given!r}: {path!r} is {list(x.shape)}") from None
+    if axis is not None and axis < x.ndim and layer >= x.shape[axis]:
+        raise UserError(f"{where}: {given!r} {list(x.shape)} has no layer {layer}")
+    return x if axis is None else x.take(layer, axis=axis)
 
 
 def parameter_leaves(params: Any) -> dict[str, Any]:

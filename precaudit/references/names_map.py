@@ -10,6 +10,7 @@ lengths = 2                    # which input says how many rows of a call are ea
 
 # "kv/w[0]" is the first of what is stacked along the first axis, "qkv[:, 0:64]" and "gate_up[0::2]" are blocks
 # "model.layers.3.…" is of one layer; sizes = { h = 4 }: of axes in brackets
+# path = ["embed/0", "embed/1"]: rows of several arrays, one after another; their columns where columns says which
 # rows = "0:64, 192:256": which rows of what axes give are the tensor's, in its order; columns: of its columns
 # times = 0.5, plus = -1.0: the tensor is what is stored, times 0.5, less 1
 

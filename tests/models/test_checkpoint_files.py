@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -413,6 +414,26 @@ def test_flat_and_nested_trees_need_no_map(tmp_path, nested):
         node[parts[-1]] = x
     opened = open_checkpoint(str(orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\n')))
     for key, x in tensors.items():
+        np.testing.assert_array_equal(opened.tensors.read_tensor(key), x)
+
+
+def test_rows_of_a_tensor_in_several_arrays_of_a_tree(tmp_path):
+    """A vocabulary in two shards, and the gates of every layer in two stacks."""
+    tensors = load_file(FIXTURES / "llama-gqa" / "model.safetensors")
+    embed, gate = "model.embed_tokens.weight", "model.layers.{i}.mlp.gate_proj.weight"
+    layers = open_checkpoint(str(FIXTURES / "llama-gqa")).config.layers
+    gates = [tensors[gate.replace("{i}", str(i))] for i in range(layers)]
+    own = {n: x for n, x in tensors.items() if n != embed and "gate_proj" not in n}
+    halves = [np.stack([half.T for half in each]) for each in zip(*(np.split(g, 2) for g in gates), strict=True)]
+    tree = own | {"low": tensors[embed][:5], "high": tensors[embed][5:], "gate": dict(zip("ab", halves, strict=True))}
+    generals = {re.sub(r"layers\.\d+\.", "layers.{i}.", n) for n in own}
+    lines = [f'"{n}" = {{ path = "{n}" }}' for n in sorted(generals)]
+    lines += [f'"{embed}" = {{ path = ["low", "high"] }}']
+    lines += [f'"{gate}" = {{ path = ["gate/a", "gate/b"], axes = "l d o -> o d" }}']
+    names = "\n".join(['checkpoint = "items"', "[tensors]", *lines])
+    opened = open_checkpoint(str(orbax_model(tmp_path / "m", "llama-gqa", tree, names)))
+    for key, x in tensors.items():
+        assert opened.tensors.shapes()[key] == x.shape
         np.testing.assert_array_equal(opened.tensors.read_tensor(key), x)
 
 

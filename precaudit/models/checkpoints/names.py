@@ -1,7 +1,7 @@
 """Names maps: where the tensors of a model lie in somebody's tree of arrays, and how their axes become the tensor's."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from math import isfinite, sqrt
 from pathlib import Path
@@ -24,18 +24,24 @@ ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies a
 class MapEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
 
+    Of several paths the arrays' rows, or columns where ``columns`` says which, come one after another.
     Without ``axes`` it is as it is stored. ``rows``, ``columns``: which of what that gives are the tensor's, in its
     order, numbers and ranges: ``0:64, 96:160, 7``. ``sizes``: of axes in brackets; the tensor is what is stored
     ``times`` a constant, ``plus`` another.
     """
 
-    path: str
+    path: str | tuple[str, ...]
     axes: str = ""
     rows: str = ""
     columns: str = ""
     sizes: dict[str, int] = {}
     times: float = 1.0
     plus: float = 0.0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of each array."""
+        return (self.path,) if isinstance(self.path, str) else self.path
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,10 +138,13 @@ def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -
     else:
         raise UserError(f"{where}: no entry for {general!r}{nearest(general, layout.tensors)}")
     for entry in candidates:
-        path = "/".join(x for x in (layout.prefix, entry.path.replace("{i}", str(layer))) if x)
-        if path in stored:
-            return msgspec.structs.replace(entry, path=path), layer
-    raise UserError(f"{where}: {name!r} should lie at {path!r}, which is not there{nearest(path, stored)}")
+        paths = tuple("/".join(x for x in (layout.prefix, p.replace("{i}", str(layer))) if x) for p in entry.paths)
+        if not paths:
+            raise UserError(f"{where}: {name!r}: path = []: it names no array")
+        lost = [path for path in paths if path not in stored]
+        if not lost:
+            return msgspec.structs.replace(entry, path=paths if len(paths) > 1 else paths[0]), layer
+    raise UserError(f"{where}: {name!r} should lie at {lost[0]!r}, which is not there{nearest(lost[0], stored)}")
 
 
 def _stored_axes(entry: MapEntry) -> list[str]:
@@ -149,18 +158,29 @@ def layer_axis(entry: MapEntry) -> int | None:
     return axes.index("l") if "l" in axes else None
 
 
-def arrange_entry(entry: MapEntry, x: Array, name: str) -> Array:
-    """Return an array without its layers' axis, its other axes and rows as the map has them; raises UserError."""
-    where = f"names map: {name!r} of {entry.path!r}"
+def arrange_entry(entry: MapEntry, arrays: Sequence[Array], name: str) -> Array:
+    """Return arrays without their layers' axis, the other axes and rows as the map has them; raises UserError."""
+    where = f"names map: {name!r} of {', '.join(map(repr, entry.paths))}"
     if entry.axes:
         before = " ".join(a for a in _stored_axes(entry) if a != "l")
-        x = rearrange_axes(x, f"{before} ->{entry.axes.partition('->')[2]}", where, entry.sizes)
+        pattern = f"{before} ->{entry.axes.partition('->')[2]}"
+        arrays = [rearrange_axes(x, pattern, where, entry.sizes) for x in arrays]
+    x = arrays[0] if len(arrays) == 1 else _one_after_another(arrays, int(bool(entry.columns)), where)
     for axis, text in enumerate((entry.rows, entry.columns)):
         if text:
             if axis >= x.ndim:
                 raise UserError(f"{where}: columns = {text!r} of an array of {x.ndim} axis")
             x = x.take(_numbers(text, x.shape[axis], where), axis=axis)
     return x
+
+
+def _one_after_another(arrays: Sequence[Array], axis: int, where: str) -> Array:
+    """Return the rows (axis 0) or columns (1) of arrays one after another; raises UserError where they do not fit."""
+    formats, shapes = {x.dtype.name for x in arrays}, {(*x.shape[:axis], *x.shape[axis + 1 :]) for x in arrays}
+    if len(formats) > 1 or len(shapes) > 1 or any(x.ndim <= axis for x in arrays):
+        told = ", ".join(f"{x.dtype} {list(x.shape)}" for x in arrays)
+        raise UserError(f"{where}: {'columns' if axis else 'rows'} one after another do not fit: {told}")
+    return np.concatenate(arrays, axis=axis)
 
 
 def _numbers(text: str, size: int, where: str) -> Array:
@@ -191,9 +211,9 @@ def ranges_text(numbers: Array) -> str:
     return ", ".join(found)
 
 
-def entry_values(entry: MapEntry, x: Array, name: str) -> Array:
-    """Return a tensor's values by an array without its layers' axis, in FP64 where constants belong to them."""
-    found = np.ascontiguousarray(arrange_entry(entry, x, name))
+def entry_values(entry: MapEntry, arrays: Sequence[Array], name: str) -> Array:
+    """Return a tensor's values by arrays without their layers' axis, in FP64 where constants belong to them."""
+    found = np.ascontiguousarray(arrange_entry(entry, arrays, name))
     if (entry.times, entry.plus) == (1.0, 0.0):
         return found
     if not (isfinite(entry.times) and isfinite(entry.plus)):

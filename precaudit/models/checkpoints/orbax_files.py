@@ -60,7 +60,7 @@ class OrbaxFiles:
             entries[name] = entry_of(name, layout, stored, str(folder / NAMES))
         below = f"{layout.prefix}/" if layout.prefix else ""
         passed = tuple(below + path for path in layout.ignore)
-        used = {entry.path for entry, _ in entries.values()}
+        used = {path for entry, _ in entries.values() for path in entry.paths}
         for path in stored:
             if path.startswith(below) and path not in used and not (passed and path.startswith(passed)):
                 raise UserError(
@@ -73,24 +73,24 @@ class OrbaxFiles:
         """Every tensor's shape, as the map turns it."""
         found = {}
         for name, (entry, layer) in self.entries.items():
-            shape = tuple(self._array(entry.path).shape)
-            if not entry.axes:
-                found[name] = shape
-                continue
-            at = layer_axis(entry)
-            if at is not None and at < len(shape) and layer >= shape[at]:
-                raise UserError(f"{self.root}: {entry.path!r} {list(shape)} has no layer {layer}")
-            left = tuple(n for axis, n in enumerate(shape) if axis != at)
-            found[name] = arrange_entry(entry, np.broadcast_to(np.int8(0), left), name).shape
+            left = [np.broadcast_to(np.int8(0), self._shape(entry, path, layer)) for path in entry.paths]
+            found[name] = arrange_entry(entry, left, name).shape
         return found
 
     def read_tensor(self, name: str) -> Array:
         """Return a tensor; of a stacked one only its layer is read."""
         entry, layer = self.entries[name]
-        array = self._array(entry.path)
         at = layer_axis(entry)
-        part = array if at is None else array[(slice(None),) * at + (layer,)]
-        return entry_values(entry, self._values(part, entry.path), name)
+        cut = () if at is None else (slice(None),) * at + (layer,)
+        each = [(path, self._array(path)) for path in entry.paths]
+        return entry_values(entry, [self._values(x[cut] if cut else x, path) for path, x in each], name)
+
+    def _shape(self, entry: MapEntry, path: str, layer: int) -> tuple[int, ...]:
+        """Return an array's shape without its layers' axis; raises UserError where it lacks the layer."""
+        shape, at = tuple(self._array(path).shape), layer_axis(entry)
+        if at is not None and at < len(shape) and layer >= shape[at]:
+            raise UserError(f"{self.root}: {path!r} {list(shape)} has no layer {layer}")
+        return tuple(n for axis, n in enumerate(shape) if axis != at)
 
     def original(self, _name: str, _rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""

@@ -1,11 +1,12 @@
 """What a conversion did wrong: parts that most of their kind contradict, each mistake named."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
 
+from precaudit.models.checkpoints.names import ranges_text
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.alignment.align import Alignment
@@ -47,15 +48,16 @@ def _part_mistakes(alignment: Alignment, part: Part) -> Iterator[Mistake]:
         yield Mistake("rounded", part.family.general, part.theirs, _rounded_text(alignment, part, form))
     if wrong := wrong_role(alignment, part):
         yield Mistake("exchanged", part.family.general, part.theirs, wrong)
-    template = part.order is None and part.found.any()
+    template = part.order is None and part.found.any() and not _between_others(alignment, part)
     if template or (part.order is not None and part.order.back and alignment.theirs.config is not None):
         says = name_rows(part.index, _rows(alignment, part), head, heads)
         if says:
             yield Mistake("rows", part.family.general, part.theirs if len(names) > 1 else first, says)
-    if part.order is not None and len(part.index) < _rows(alignment, part) and not _elsewhere(alignment, part):
-        lost = np.setdiff1d(np.arange(_rows(alignment, part)), part.index)
-        yield Mistake("missing", part.family.general, part.theirs if len(names) > 1 else first,
-                      f"rows {lost[0]}:{lost[-1] + 1} are nowhere")  # fmt: skip
+    if part.order is not None and len(part.index) < _rows(alignment, part):
+        lost = _nowhere(alignment, part)
+        if lost.size:
+            yield Mistake("missing", part.family.general, part.theirs if len(names) > 1 else first,
+                          f"rows {ranges_text(lost)} are nowhere")  # fmt: skip
     for owner, name in enumerate(names):
         bad = ~part.found[owner]
         if bad.any():
@@ -67,9 +69,30 @@ def _rows(alignment: Alignment, part: Part) -> int:
     return len(alignment.book.rows[t, part.axis, part.form])
 
 
-def _elsewhere(alignment: Alignment, part: Part) -> bool:
-    """Whether other parts hold the tensors' other rows."""
-    return any(p is not part and set(p.tensors) & set(part.tensors) - {None} for p in alignment.parts)
+def _nowhere(alignment: Alignment, part: Part) -> Array:
+    """Return which rows of its tensors neither a part nor another one holds; told of the first of them alone."""
+    its = _sharing(alignment, part)
+    first = next(p for p in its if not p.ambiguous)
+    if first is not part or any(p.axis != part.axis for p in its):
+        return np.zeros(0, int)
+    return _lost(alignment, its)
+
+
+def _between_others(alignment: Alignment, part: Part) -> bool:
+    """Whether a part's rows are in the tensor's order, and all between them in other parts."""
+    its = [p for p in _sharing(alignment, part) if p.axis == part.axis]
+    ascending = (part.index >= 0).all() and (np.diff(part.index) > 0).all()
+    return bool(ascending and not _lost(alignment, its).size)
+
+
+def _lost(alignment: Alignment, its: Sequence[Part]) -> Array:
+    """Return the rows of tensors that none of the parts holds."""
+    return np.setdiff1d(np.arange(_rows(alignment, its[0])), np.concatenate([p.index for p in its]))
+
+
+def _sharing(alignment: Alignment, part: Part) -> list[Part]:
+    """Return the parts that hold rows of the same tensors, itself among them."""
+    return [p for p in alignment.parts if set(p.tensors) & set(part.tensors) - {None}]
 
 
 def _place(part: Part, owner: int) -> str:
@@ -105,7 +128,9 @@ def _owner_mistakes(
     index = np.where(bad, index, part.index)
     if same[there].all() and there.any() and (there | (hashes == 0)).all():
         told = np.where(same, index, -1)
-        says = name_rows(_relative(told, part.index), _rows(alignment, part), head, heads)
+        says = _other_block(told, part.index) or name_rows(
+            _relative(told, part.index), _rows(alignment, part), head, heads
+        )
         yield Mistake("rows", where, name, says or "its rows are in another order")
         return
     other = most_common(tensor[bad & there])
@@ -127,6 +152,13 @@ def _owner_mistakes(
         yield Mistake("rows", where, name, f"{bad.sum()} of its {len(bad)} rows, the first {rows[0]}, are of {held}")
         return
     yield _value_mistake(alignment, part, owner, name, bad)
+
+
+def _other_block(told: Array, expected: Array) -> str:
+    """Return that rows which another array should hold are there in place of its own; empty where they are not."""
+    if (told < 0).any() or (expected < 0).any() or np.isin(told, expected).any():
+        return ""
+    return f"it holds rows {ranges_text(told)}, and should hold {ranges_text(expected)}"
 
 
 def _relative(told: Array, expected: Array) -> Array:

@@ -1,19 +1,21 @@
 """The names map that an alignment makes: TOML as ``--map`` reads it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from precaudit.models.checkpoints.names import Layout, MapEntry, parse_map, ranges_text
 from precaudit.models.configs import model_tensors
-from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.arrays import widen
 from precaudit.references.alignment.align import Alignment
 from precaudit.references.alignment.fingerprints import Form, in_form
 from precaudit.references.alignment.orders import Order
 from precaudit.references.alignment.parameters import Part, steps_in
+from precaudit.references.alignment.pieces import Pieces, in_several_arrays, row_count, rows_of, whole_parts
 from precaudit.references.alignment.points_text import EntryPoints, input_lines, points_lines
 from precaudit.references.alignment.sides import NUMBER
 from precaudit.references.mapped_tensors import mapped_tensors
@@ -72,22 +74,24 @@ def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> Nam
     entries: dict[str, MapEntry] = {}
     unsaid: dict[str, str] = {}
     covered: set[str] = set()
-    for part in sorted(_whole_parts(alignment.parts), key=lambda p: (-p.share, not p.named)):
-        names = [alignment.book.tensors[t].name if t is not None else None for t in part.tensors]
+    for pieces in sorted(whole_parts(alignment), key=_surest):
+        names = [alignment.book.tensors[t].name if t is not None else None for t in pieces[0].tensors]
         if all(n is None or n in covered for n in names):
             continue
-        why = _unsayable(alignment, part)
+        why = _unsayable(alignment, pieces)
         for general, owners in _by_layer(names).items():
-            if why:
-                unsaid.update({str(names[o]): why for o in owners if names[o] not in covered})
+            made = None if why else _entries_of(alignment, pieces, general, owners, names)
+            if made is None:
+                said = why or f"its rows are in arrays of other axes, {_families(pieces)}"
+                unsaid.update({str(names[o]): said for o in owners if names[o] not in covered})
                 continue
-            for key, entry in _entries_of(alignment, part, general, owners, names):
+            for key, entry in made:
                 entries.setdefault(key, entry)
-        covered |= set() if why else {n for n in names if n is not None}
+            covered |= {str(names[o]) for o in owners}
     _add_equals(alignment, entries, covered)
     unsaid = {n: why for n, why in unsaid.items() if n not in covered}
     unsaid |= {n: "it was not found" for n in alignment.theirs.tensors if n not in covered and n not in unsaid}
-    used = {_array(e.path) for e in entries.values()}
+    used = {_array(path) for e in entries.values() for path in e.paths}
     generals = {NUMBER.sub("{}", u.replace("{i}", "0")) for u in used}
     ignored = [n for n in alignment.own.tensors if NUMBER.sub("{}", n) not in generals]
     config = alignment.theirs.config
@@ -97,35 +101,6 @@ def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> Nam
     return NamesText(
         alignment, {k: entries[k] for k in ranked}, (*ignored, *alignment.own.passed), unsaid, shown
     )  # fmt: skip
-
-
-def _whole_parts(parts: Sequence[Part]) -> list[Part]:
-    """Return parts, those of one array that hold the same tensors' other rows, groups of them, as one."""
-    beside: dict[tuple[object, ...], list[Part]] = {}
-    for p in parts:
-        beside.setdefault((id(p.family), p.span, p.owners, p.tensors, p.axis, p.form), []).append(p)
-    joined = ([_joined(each)] if len(each) > 1 and _are_apart(each) else each for each in beside.values())
-    return [p for each in joined for p in each]
-
-
-def _are_apart(parts: Sequence[Part]) -> bool:
-    """Whether no two parts hold the same row."""
-    rows = np.concatenate([p.index[p.index >= 0] for p in parts])
-    return len(np.unique(rows)) == len(rows)
-
-
-def _joined(parts: Sequence[Part]) -> Part:
-    """Return parts of one array as one: all of its vectors, and the rows of those that are a part's."""
-    one = parts[0]
-    inside = [n for i, n in enumerate(one.family.shape) if i not in range(*one.span)]
-    sizes = [*one.family.names.shape, *inside]
-    own = [a for a in range(len(one.at)) if a not in one.owners]
-    index = np.full([sizes[a] for a in own], -1)
-    for p in parts:
-        index[tuple(p.at[a] for a in own)] = p.index.reshape(p.rows)
-    at = tuple(x if a in one.owners else slice(0, sizes[a]) for a, x in enumerate(one.at))
-    hashes, expected = (np.concatenate([getattr(p, n) for p in parts], axis=1) for n in ("hashes", "expected"))
-    return replace(one, at=at, index=index.reshape(-1), order=None, hashes=hashes, expected=expected)
 
 
 def _add_equals(alignment: Alignment, entries: dict[str, MapEntry], covered: set[str]) -> None:
@@ -142,29 +117,29 @@ def _add_equals(alignment: Alignment, entries: dict[str, MapEntry], covered: set
             covered.add(tensor.name)
 
 
-def _unsayable(alignment: Alignment, part: Part) -> str:
-    """Return why a map cannot say what a part holds; empty where it can."""
-    tensor = next((alignment.book.tensors[t] for t in part.tensors if t is not None), None)
-    if tensor is None:
+def _surest(pieces: Pieces) -> tuple[float, bool, int]:
+    return -min(p.share for p in pieces), not pieces[0].named, len(pieces)
+
+
+def _families(pieces: Pieces) -> str:
+    return ", ".join(dict.fromkeys(p.family.general for p in pieces))
+
+
+def _unsayable(alignment: Alignment, pieces: Pieces) -> str:
+    """Return why a map cannot say what parts hold; empty where it can."""
+    rows = row_count(alignment, pieces[0])
+    if not rows:
         return "it was not found"
-    rows = int(np.prod(tensor.shape)) // tensor.shape[part.axis]
-    if any(a < part.family.names.ndim and steps_in(s) > 1 for a, s in enumerate(part.at) if a not in part.owners):
-        return f"its rows are in several arrays, {part.family.general}"
-    there = len(set(part.index[part.index >= 0].tolist()))
-    return f"{part.family.general} holds {there} of its {rows} rows" if there < rows else ""
+    if in_several_arrays(pieces[0]):
+        return f"its rows are in several arrays, {_families(pieces)}"
+    there = len(rows_of(pieces))
+    return f"{_families(pieces)} holds {there} of its {rows} rows" if there < rows else ""
 
 
 def _by_numbers(part: Part) -> bool:
     """Whether a map says a part's rows one after another: padded heads, grouped, repeated, or turned in part."""
     order = part.order
     return order is None or bool(order.turned) or order.repeats > 1 or bool((part.index < 0).any())
-
-
-def _places(part: Part) -> Array:
-    """Return where each of a tensor's rows lies first among the vectors of its part."""
-    known = np.flatnonzero(part.index >= 0)
-    _, first = np.unique(part.index[known], return_index=True)
-    return np.asarray(known[first])
 
 
 def _by_layer(names: list[str | None]) -> dict[str, list[int]]:
@@ -185,6 +160,27 @@ def _general(name: str) -> tuple[str, int | None]:
 
 
 def _entries_of(
+    alignment: Alignment, pieces: Pieces, general: str, owners: list[int], names: list[str | None]
+) -> list[tuple[str, MapEntry]] | None:
+    """Return the entries of tensors of one general name; None where the arrays that hold them differ in their axes."""
+    if len(pieces) == 1:
+        return list(_entries_in_one(alignment, pieces[0], general, owners, names))
+    # one after another as they lie, and which of their rows are the tensor's said by numbers
+    each = [dict(_entries_in_one(alignment, replace(p, order=None), general, owners, names)) for p in pieces]
+    first = each[0]
+    if any(x.keys() != first.keys() or any(x[k].axes != first[k].axes for k in x) for x in each):
+        return None
+    places, vectors = rows_of(pieces), sum(len(p.index) for p in pieces)
+    chosen = "" if np.array_equal(places, np.arange(vectors)) else ranges_text(places)
+    columns = any(e.columns for e in first.values())
+    said = {"rows": "", "columns": chosen or f"0:{vectors}"} if columns else {"rows": chosen, "columns": ""}
+    return [
+        (key, msgspec.structs.replace(e, path=tuple(p for x in each for p in x[key].paths), **said))
+        for key, e in first.items()
+    ]
+
+
+def _entries_in_one(
     alignment: Alignment, part: Part, general: str, owners: list[int], names: list[str | None]
 ) -> Iterator[tuple[str, MapEntry]]:
     """Yield the entries of a part's tensors of one general name: one with ``{i}`` where layers lie in order."""
@@ -226,8 +222,7 @@ def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: 
     placed = dict(zip(part.owners, place, strict=True))
     rows = [a for a in range(len(part.at)) if a not in part.owners]
     inside = [a for a in rows if a >= names]  # of an array, not of the numbers in its path
-    said = all(a >= names or part.family.names.shape[a] == 1 for a in rows)
-    letters = dict(zip(inside, _row_letters(len(inside)), strict=True)) if said else {}
+    letters = dict(zip(inside, _row_letters(len(inside)), strict=True))
     order = Order(tuple(steps_in(part.at[a]) for a in rows), tuple(range(len(rows)))) if numbered else part.order
     assert order is not None
     stored: list[str] = []
@@ -272,7 +267,7 @@ def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: 
         right = f"{whole_vector} {grouped}" if part.axis == 0 else f"{grouped} {whole_vector}"
     left = " ".join(stored)
     form = alignment.book.forms[part.form]
-    chosen = ranges_text(_places(part)) if numbered else ""
+    chosen = ranges_text(rows_of([part])) if numbered else ""
     return MapEntry(
         f"{path}[{', '.join(block)}]" if block else path, "" if left == right else f"{left} -> {right}",
         rows="" if columns else chosen, columns=chosen if columns else "", sizes=sizes,
@@ -311,7 +306,8 @@ def _quoted(text: str) -> str:
 
 
 def _entry_text(entry: MapEntry) -> str:
-    fields = [f"path = {_quoted(entry.path)}"]
+    path = f"[{', '.join(map(_quoted, entry.path))}]" if isinstance(entry.path, tuple) else _quoted(entry.path)
+    fields = [f"path = {path}"]
     if entry.axes:
         fields.append(f"axes = {_quoted(entry.axes)}")
     fields += [f"{n} = {_quoted(x)}" for n, x in (("rows", entry.rows), ("columns", entry.columns)) if x]

@@ -245,7 +245,7 @@ def test_rows_in_no_order_of_axes_are_in_the_map_by_their_numbers(make):
 def test_numbers_of_rows_are_written_as_ranges():
     for numbers in ([0, 1, 2, 7, 8], [0, 2, 4, 6], [5, 3, 1], [9], [0, 1, 4, 6, 8, 10], [3, 3, 4]):
         entry = MapEntry("w", rows=ranges_text(np.asarray(numbers)))
-        np.testing.assert_array_equal(arrange_entry(entry, np.arange(12), "t"), numbers)
+        np.testing.assert_array_equal(arrange_entry(entry, [np.arange(12)], "t"), numbers)
     assert ranges_text(np.asarray([0, 1, 2, 7, 8, 16, 18, 20])) == "0:3, 7:9, 16:21:2"
 
 
@@ -260,7 +260,7 @@ def test_numbers_of_rows_are_written_as_ranges():
 )
 def test_rows_that_are_not_there_are_refused(entry, says):
     with pytest.raises(UserError, match=says):
-        arrange_entry(entry, np.zeros((4, 6)), "t")
+        arrange_entry(entry, [np.zeros((4, 6))], "t")
 
 
 def test_two_checkpoints_of_other_names_are_held_to_each_other():

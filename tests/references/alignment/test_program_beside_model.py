@@ -77,6 +77,36 @@ def test_a_wrong_formula_is_found_by_the_model_alone(capsys):
     assert {f.point for f in found} <= {"scores", "probs"}
 
 
+SHARDS = """
+half = HIDDEN // 2
+up = params["layers"].pop("up")
+params["layers"] |= {"up_a": up[..., :half], "up_b": up[..., half:]}
+params["low"], params["high"] = params["embed"][:100], params.pop("embed")[100:]
+program ="""
+
+
+@pytest.mark.slow
+def test_rows_in_several_parameters_are_held_against_the_textbook(folder, capsys):
+    """The vocabulary in two shards and up in two halves; these exchanged by hand in the map fail."""
+    source = (folder / "honest.py").read_text()
+    source = source.replace('weights["up"]', 'jnp.concatenate([weights["up_a"], weights["up_b"]], axis=-1)')
+    source = source.replace('params["embed"]', 'jnp.concatenate([params["low"], params["high"]])')
+    head, tail = source.split("\nprogram =")
+    (folder / "shards.py").write_text(head + SHARDS + tail)
+    assert run(["trace", "shards.py:program", "-o", "runs/shards"]) == 0
+    assert run(["compare", "runs/shards", "--model", "own_decoder", "--accum", "none"]) == 0
+    assert run(["gate", "runs/shards"]) == 0
+    written = (folder / "runs/shards/aligned.toml").read_text()
+    assert 'path = ["low", "high"]' in written
+    halves, exchanged = (f'["layers/up_{a}", "layers/up_{b}"]' for a, b in ("ab", "ba"))
+    assert halves in written
+    (folder / "own.toml").write_text(written.replace(halves, exchanged))
+    assert run(["compare", "runs/shards", "--map", "own.toml", "--config", "own_decoder/config.json"]) == 0
+    capsys.readouterr()
+    assert run(["gate", "runs/shards"]) == 1
+    assert "act" in capsys.readouterr().out
+
+
 def test_points_of_a_map_without_tensors_are_taken(folder, capsys):
     points = (ROOT / "examples/own_decoder.toml").read_text()
     (folder / "points.toml").write_text("tokens = 0\n" + points[points.index("[points]") :])
