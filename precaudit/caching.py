@@ -20,12 +20,12 @@ READS = (
     "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records", "schema/tensors.py", "schema/toml.py",
 )  # fmt: skip
 TRACES = (
-    *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/tracing",
-    "schema/coverage.py", "schema/emulations.py", "schema/metrics", "schema/places.py", "schema/prompts.py",
-    "schema/selection.py",
+    *READS, "interpreters/jaxpr", "interpreters/mesh", "interpreters/tpu", "models/jax_decoder", "recording/runs",
+    "recording/tracing", "schema/coverage.py", "schema/emulations.py", "schema/meshes.py", "schema/metrics",
+    "schema/places.py", "schema/prompts.py", "schema/selection.py",
 )  # fmt: skip
 COMPARES = (
-    *TRACES, "interpreters/gpu", "interpreters/mesh", "judging", "recording/dumps", "recording/programs", "references",
+    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references",
     "schema/limits", "schema/predictions.py",
 )  # fmt: skip
 DIAGNOSES = (*COMPARES, "diagnosis")

@@ -126,7 +126,7 @@ def main() -> None:
     decoder = Decoder(config, Arithmetic.of(policy), family_parts(config))
     tables = jax.tree.map(jnp.asarray, rope_tables(config, WINDOW, policy))
     tensors = initial_tensors(config, rng)
-    params = parameters(config, tensors.__getitem__, lambda _name: None, np.float32, jax.devices()[0])
+    params = parameters(config, tensors.__getitem__, lambda _name: None, np.float32, lambda *_: jax.devices()[0])
     rows = jnp.broadcast_to(jnp.arange(WINDOW), (BATCH, WINDOW))
 
     def loss_of(params, tokens):
@@ -151,7 +151,7 @@ def main() -> None:
         if step % 100 == 0 or step == args.steps - 1:
             print(f"step {step} loss {float(loss):.4f} {time.time() - began:.0f} s", flush=True)
     final = checkpoint_tensors(config, params)
-    params = parameters(config, final.__getitem__, lambda _name: None, np.float32, jax.devices()[0])
+    params = parameters(config, final.__getitem__, lambda _name: None, np.float32, lambda *_: jax.devices()[0])
     at = np.linspace(0, len(held) - WINDOW - 2, 8 * BATCH).astype(int)
     windows = np.stack([held[i : i + WINDOW + 1] for i in at]).reshape(8, BATCH, -1)
     held_loss = float(np.mean([jax.jit(loss_of)(params, w) for w in windows]))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--decode-steps", type=int, default=8, show_default=True, help="Steps after decode0.")
 @click.option("--tokens-from", type=click.Path(path_type=Path), metavar="RUN", help="Feed another run's tokens.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Prompts run together.")
+@click.option("--batch", type=int, help="Prompts run together [1, or as many as the axis data of --mesh].")
 @click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
 @click.option(
     "--device",
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     metavar="auto|cpu|gpu|tpu",
     help="What runs the model; tpu-predicted:v5e, tpu-emulated:v5e: a TPU that is not here.",
 )
+@click.option("--mesh", metavar="NAME=N[,NAME=N]",
+              help="Of a model: cut over devices, prompts over data, heads and widths over model.")  # fmt: skip
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",
               help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
@@ -62,9 +64,10 @@ def command(
     settings: tuple[str, ...],
     decode_steps: int,
     tokens_from: Path | None,
-    batch: int,
+    batch: int | None,
     pad: str,
     device: str,
+    mesh: str | None,
     allow_field: tuple[str, ...],
     rename: Path | None,
     strict: bool,
@@ -124,7 +127,7 @@ def command(
         progress = Progress(lambda line: say(line, err=True), advance)
 
         def open_subject(policy: "Policy") -> Any:
-            return load(subject, policy, device=device, allow=allow_field)
+            return load(subject, policy, device=device, allow=allow_field, mesh=mesh)
 
         if len(chosen) == 1:
             runs = [trace(open_subject(chosen[0]), folder, source, select, options, progress)]

@@ -55,6 +55,7 @@ class OfModel(Shared, total=False):
     policy: "Policy | str | None"
     settings: Mapping[str, str] | None
     device: str | None
+    mesh: str | None
     parts: "Parts | None"
     allow: Sequence[str] | None
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from precaudit.schema.selection import Selection
 
 LOOKS = ("layers", "points", "phases", "prompt")  # filters of what is shown of a Program's run
-LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
+LOADED = ("policy", "settings", "device", "parts", "allow", "mesh")  # what ``load`` takes beside a name
 
 
 @overload
@@ -90,6 +90,7 @@ def trace(
     policy: "Policy | str | None" = None,
     settings: Mapping[str, str] | None = None,
     device: str | None = None,
+    mesh: str | None = None,
     parts: "Parts | None" = None,
     allow: Sequence[str] | None = None,
     taps: "Which | None" = None,
@@ -117,13 +118,11 @@ def trace(
         unknown, prompts=prompts, select=select, options=options, progress=progress, layers=layers, points=points,
         phases=phases, positions=positions, prompt=prompt, decode_steps=decode_steps, batch=batch, pad=pad,
         tokens_from=tokens_from, forced=forced, force=force, resume=resume, command=command, policy=policy,
-        settings=settings, device=device, parts=parts, allow=allow, taps=taps, strict=strict, reference=reference,
+        settings=settings, device=device, mesh=mesh, parts=parts, allow=allow, taps=taps, strict=strict,
+        reference=reference,
     )  # fmt: skip
-    return (
-        _trace_program(subject, output, keywords)
-        if isinstance(subject, Program)
-        else _trace_model(subject, output, keywords)
-    )
+    record = _trace_program if isinstance(subject, Program) else _trace_model
+    return record(subject, output, keywords)
 
 
 def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
@@ -163,12 +162,12 @@ def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> 
     phases = names_or_none(keywords.pop("phases", None), "entry point")
     policy, settings = keywords.pop("policy", None), keywords.pop("settings", None)
     subject = subject if policy is None and settings is None else subject.announcing(policy, settings)
-    asked = None if asked is None or "all" in asked else asked
     if isinstance(layers, str | int):
         layers = parse_layers(str(layers), longest_scan(subject, taps))
+    asked = None if asked is None or "all" in asked else asked
+    how = {"positions": None if at is None else ",".join(map(str, at)), "phases": phases, "layers": layers}
     with progress_of(keywords.pop("progress", None)) as progress:
-        how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
-        how |= {"positions": None if at is None else ",".join(map(str, at)), "phases": phases}
+        how |= {"taps": taps, "asked": asked, "tell": progress.advance}
         return traced(subject, output, **how, **keywords)
 
 

@@ -89,9 +89,12 @@ def _hold(x: Any) -> Any:
     bits = INTEGERS[x.dtype.itemsize]
     if isinstance(x, np.ndarray):
         return NarrowBits(x.view(bits), x.dtype)
-    if [device.platform for device in x.devices()] != ["cpu"]:
+    if {device.platform for device in x.devices()} != {"cpu"} or not x.is_fully_addressable:
         return x
-    return NarrowBits(jax.device_put(np.asarray(x).view(bits), x.sharding), np.dtype(x.dtype))  # not copied
+    if len(x.devices()) == 1:
+        return NarrowBits(jax.device_put(np.asarray(x).view(bits), x.sharding), np.dtype(x.dtype))  # not copied
+    parts = [jax.device_put(np.asarray(part.data).view(bits), part.device) for part in x.addressable_shards]
+    return NarrowBits(jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts), np.dtype(x.dtype))
 
 
 def _bits(x: Any) -> Any:

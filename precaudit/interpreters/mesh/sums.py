@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from precaudit.interpreters.jaxpr.products import label_in
 from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module, Type
+from precaudit.schema.graphs.decoder import point_of
 from precaudit.schema.records.devices import SplitSum
 
+PRODUCT = "dot_general"
 ADDING = ("all-reduce", "all-reduce-start", "reduce-scatter")
 FORMATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}  # in which parts are added
 GROUPS = re.compile(r"\{\{([\d,]*)\}")  # {{0,1},{2,3}}: devices whose parts are added
@@ -22,21 +24,38 @@ def split_sums(module: Module) -> dict[str, SplitSum]:
     A product that is made in several ways, in a loop and before it, is left out.
     """
     found: dict[str, set[SplitSum]] = {}
-    for label, split in _labels_and_splits(module):
-        found.setdefault(label, set()).add(split)
+    for added, operand, split in _rounded_parts(module):
+        label = label_in(operand.op_name) or label_in(added.op_name)
+        if label and f"{label}/" in added.op_name:  # a psum of the program's adds values that it names
+            found.setdefault(label, set()).add(split)
     return {label: next(iter(each)) for label, each in sorted(found.items()) if len(each) == 1}
 
 
-def _labels_and_splits(module: Module) -> Iterator[tuple[str, SplitSum]]:
+def splits_by_point(module: Module) -> dict[str, tuple[SplitSum, ...]]:
+    """Return {point of the decoder: how its products are made in parts, each way once}, as ``split_sums`` of labels.
+
+    Where another product of the point is whole, or adds parts that were not rounded, that is a way of one part.
+    """
+    found: dict[str, set[SplitSum]] = {}
+    for added, operand, split in _rounded_parts(module):
+        path = (operand.op_name or added.op_name).split("/")
+        point = point_of(path)
+        its_own = path[-1] == PRODUCT and "/".join(path[path.index(point) :]) in added.op_name if point else False
+        if its_own:  # several sums may be added together, under all their names
+            found.setdefault(point, set()).add(split)
+    return {point: tuple(sorted(each, key=str)) for point, each in sorted(found.items())}
+
+
+def _rounded_parts(module: Module) -> Iterator[tuple[Instruction, Instruction, SplitSum]]:
+    """Yield (a collective that adds, what it adds, how) where parts were rounded to 16 bits."""
     for computation, x in module.walk():
         if x.opcode not in ADDING or (parts := group_size(x)) < 2:
             continue
         for name in x.operands:
             operand = computation.instructions[name]
-            label, summed = label_in(operand.op_name) or label_in(x.op_name), FORMATS.get(_dtype(operand.type), "")
-            its_own = bool(label) and f"{label}/" in x.op_name  # a psum of the program's adds values that it names
-            if its_own and summed and _is_rounded(module, computation, operand):
-                yield label, SplitSum(parts=parts, summed=summed)
+            summed = FORMATS.get(_dtype(operand.type), "")
+            if summed and _is_rounded(module, computation, operand):
+                yield x, operand, SplitSum(parts=parts, summed=summed)
 
 
 def group_size(x: Instruction) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from precaudit.schema.policies import Policy
 
 Parameters = dict[str, Any]
 Integers = Callable[[str], tuple[Array, Array] | None]
+Place = Callable[[str, str, tuple[int, ...]], Any]  # of a name, its field and its shape
 ALIGNED = 64  # bytes, for which XLA asks on a CPU
 
 
@@ -25,39 +26,57 @@ def parameters(
     read: Callable[[str], Array],
     integers: Integers,
     activations: DTypeLike,
-    device: jax.Device,
+    place: Place,
     fused: str = "none",
 ) -> Parameters:
-    """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` on ``device``.
+    """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` where ``place`` says.
 
     ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
     narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
+    ``place`` returns a device, or how an array of a name and a shape is cut over several: each part is read by itself.
     """
     expected = model_tensors(config)
 
-    def load(names: Array) -> Any:
+    def load(ours: str, names: Array) -> Any:
         """Return tensors [..., rows, …] by names [..., P]; the rows of P tensors are one after another."""
         each = names.reshape(-1, names.shape[-1]).tolist()
         if integers(each[0][0]) is not None:
-            return _integers(each, names.shape[:-1], integers, expected[each[0][0]][1], device)
+            width = expected[each[0][0]][1]
+            return _integers(each, names.shape[:-1], integers, width, partial(place, ours))
         first = [read(name) for name in each[0]]
         dtype = reduce(common_dtype, [part.dtype for part in first], activations)
         edges = [0, *np.cumsum([len(part) for part in first]).tolist()]
-        out = aligned_empty((len(each), edges[-1], *first[0].shape[1:]), dtype)
-        for i, parts in enumerate(each):
-            for start, end, name in zip(edges, edges[1:], parts, strict=False):
-                part = read(name)
-                out[i, start:end] = part
-                release(part)
-        return jax.device_put(out.reshape(names.shape[:-1] + out.shape[1:]), device).block_until_ready()
+        leading, inner = names.shape[:-1], first[0].shape[1:]
+
+        def read_part(rows: slice, columns: tuple[slice, ...]) -> Array:
+            """Return some rows and columns of every layer."""
+            low, high, _ = rows.indices(edges[-1])
+            sizes = (len(range(n)[some]) for n, some in zip(inner, columns, strict=True))
+            out = aligned_empty((len(each), high - low, *sizes), dtype)
+            for i, parts in enumerate(each):
+                for start, end, name in zip(edges, edges[1:], parts, strict=False):
+                    a, b = max(start, low), min(end, high)
+                    if a < b:
+                        part = read(name)
+                        out[i, a - low : b - low] = part[(slice(a - start, b - start), *columns)]
+                        release(part)
+            return out.reshape(leading + out.shape[1:])
+
+        shape = (*leading, edges[-1], *inner)
+        where, whole = place(ours, "", shape), (slice(None),) * len(inner)
+        if not isinstance(where, jax.sharding.NamedSharding):
+            return jax.device_put(read_part(slice(None), whole), where).block_until_ready()
+        at = len(leading)  # no layer is apart from others
+        made = jax.make_array_from_callback(shape, where, lambda index: read_part(index[at], index[at + 1 :]))
+        return made.block_until_ready()
 
     params: Parameters = {
-        "embed": load(np.array([EMBEDDING])),
-        "layers": {ours: load(names) for ours, names in _names(config, expected, fused).items()},
-        "final_norm": load(np.array(["model.norm.weight"])),
+        "embed": load("embed", np.array([EMBEDDING])),
+        "layers": {ours: load(ours, names) for ours, names in _names(config, expected, fused).items()},
+        "final_norm": load("final_norm", np.array(["model.norm.weight"])),
     }
     if not config.tied:
-        params["lm_head"] = load(np.array([HEAD]))
+        params["lm_head"] = load("lm_head", np.array([HEAD]))
     return params
 
 
@@ -77,7 +96,7 @@ def _names(config: DecoderConfig, expected: Collection[str], fused: str) -> dict
 
 
 def _integers(
-    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, device: jax.Device
+    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, place: Callable[..., Any]
 ) -> IntegerMatrix:
     """Return tensors as one IntegerMatrix with ``shape`` in front; the rows of each list's are one after another."""
     made = []
@@ -85,7 +104,8 @@ def _integers(
         pairs = [found for name in parts if (found := integers(name)) is not None]
         made.append([np.concatenate(x, axis=1) for x in zip(*pairs, strict=True)])
     values, scales = (np.stack(x) for x in zip(*made, strict=True))
-    held, beside = (jax.device_put(x.reshape(shape + x.shape[1:]), device) for x in (values, scales))
+    whole = {"values": values.reshape(shape + values.shape[1:]), "scales": scales.reshape(shape + scales.shape[1:])}
+    held, beside = (jax.device_put(x, place(field, x.shape)) for field, x in whole.items())
     return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
 
 

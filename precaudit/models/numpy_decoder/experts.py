@@ -36,5 +36,5 @@ def mix_experts(c: Context, mlp_norm: Array, weights: Array) -> Array:
             x = r.operand(mlp_norm[rows])
             gate, up, down = (c.tensor(f"mlp.experts.{e}.{n}_proj.weight") for n in ("gate", "up", "down"))
             act = gated_product(r.dot(x, gate.T), r.dot(x, up.T), c.config.activation, r)
-            out[rows] += weights[rows, e : e + 1] * r.linear(r.dot(r.operand(act), down.T))
+            out[rows] += weights[rows, e : e + 1] * r.linear(r.product_of("mlp_out")(r.operand(act), down.T))
     return out

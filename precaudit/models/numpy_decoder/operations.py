@@ -77,7 +77,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
 
     def attn_proj(c: Context, attn_out: Array) -> Array:
         """What attention adds to the residual [T, D]."""
-        y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj")
+        y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj", "attn_proj")
         return to_residual(c, y, c.config.norm_names.attn_post)
 
     def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
@@ -102,7 +102,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
 
     def mlp_out(c: Context, *inputs: Array) -> Array:
         """What the MLP adds to the residual [T, D]; of mlp_act, with experts of mlp_norm and their weights."""
-        y = mix_experts(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj")
+        y = mix_experts(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj", "mlp_out")
         return to_residual(c, y, c.config.norm_names.mlp_post)
 
     def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
@@ -117,8 +117,8 @@ def _table(norm: Norm) -> dict[str, Operation]:
     return {f.__name__: f for f in (*found, router, experts)}
 
 
-def _project(c: Context, x: Array, name: str) -> Array:
-    return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding)
+def _project(c: Context, x: Array, name: str, point: str = "") -> Array:
+    return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding, point)
 
 
 def _round_projection(c: Context, y: Array, name: str) -> Array:

@@ -48,9 +48,12 @@ def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding, out: Array |
     return r.norm(np.multiply(np.multiply(x, scale[..., None], out=out), weight, out=out))
 
 
-def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
-    """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``."""
-    y = r.dot(r.operand(x), weight.T)
+def linear(x: Array, weight: Array, bias: Array | None, r: Rounding, point: str = "") -> Array:
+    """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``.
+
+    ``point``: the one that the product makes, where several devices may make its parts.
+    """
+    y = r.product_of(point)(r.operand(x), weight.T)
     return y if bias is None else r.linear(y) + bias
 
 

@@ -9,12 +9,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 import numpy as np
 
 from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.parted import dot_in_parts
 from precaudit.models.numpy_decoder.passes import matmul_products
 from precaudit.numbers.arrays import Array, identity, rescale_rounding, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.integers import InRows
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.policies import FLASH_BLOCK, Policy
+from precaudit.schema.policies import FLASH_BLOCK, DevicePolicy, Policy
+from precaudit.schema.records.devices import SplitSum
 
 Cast = Callable[[Array], Array]
 
@@ -45,7 +47,8 @@ class Rounding:
     it). norm_scale (1/rms), shifted (scores minus their
     maximum), exponential, running (a kernel's sums of blocks) and curve (tanh, the logistic function) are those of
     float32 arithmetic inside norm, softmax, attention and activation. operand: what a layer's projections multiply,
-    which no compiler leaves out.
+    which no compiler leaves out. part: a part of a product, as one of several devices makes it; ``splits``: the points
+    whose products are made in parts, and how these are added.
     """
 
     rope_table: Annotated[Cast, "rope"] = identity
@@ -74,10 +77,17 @@ class Rounding:
     mlp_act: Annotated[Cast, "activations"] = identity
     logits: Annotated[Cast, "logits"] = identity
     added: Annotated[Cast, "residual"] = identity
+    part: Annotated[Cast, "activations"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
     rope_sine: Cast | None = None
     blocks: Blocks | None = None
+    splits: tuple[tuple[str, SplitSum], ...] = ()
+
+    def product_of(self, point: str) -> Callable[[Array, Array], Array]:
+        """Return the product of a projection that makes a point."""
+        split = next((split for name, split in self.splits if name == point), None)
+        return self.dot if split is None else dot_in_parts(split, self.part, self.dot)
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
         """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
@@ -100,7 +110,9 @@ class Rounding:
 
 
 FP64 = Rounding()
-PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "rope_sine", "blocks"))
+PLACES = tuple(
+    f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "rope_sine", "blocks", "splits")
+)
 _HINTS = get_type_hints(Rounding, include_extras=True)
 FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 
@@ -133,7 +145,8 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         if name != "added" or _narrows(policy)
     }
     blocks = Blocks(FLASH_BLOCK) if policy.attention == "flash" else None
-    return Rounding(**places, dot=matmul_products(policy.matmul), blocks=blocks)
+    splits = policy.splits(decode) if isinstance(policy, DevicePolicy) else ()
+    return Rounding(**places, dot=matmul_products(policy.matmul), blocks=blocks, splits=splits)
 
 
 @cache

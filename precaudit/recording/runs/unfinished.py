@@ -131,7 +131,7 @@ def _other_requests(held: RunRecord, now: RunRecord) -> Iterator[str]:
 
 def _other_conditions(held: RunRecord, now: RunRecord) -> Iterator[str]:
     """Yield what else the numbers depend on."""
-    names = ("device", "device_count", "xla_flags")
+    names = ("device", "device_count", "mesh", "xla_flags")
     yield from _fields("", {n: getattr(held, n) for n in names}, {n: getattr(now, n) for n in names})
     both = {**held.versions, **now.versions}
     yield from _fields("the version of ", held.versions, {n: now.versions.get(n) for n in both})

@@ -18,6 +18,11 @@ EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit
 
 def choose_device(name: str) -> Any:
     """Return a JAX device of kind ``name`` (auto: JAX's default); raises UserError when there is none."""
+    return every_device(name)[0]
+
+
+def every_device(name: str) -> list[Any]:
+    """Return the JAX devices of kind ``name`` (auto: JAX's default); raises UserError when there is none."""
     allow_libtpu()
     import jax
 
@@ -25,7 +30,7 @@ def choose_device(name: str) -> Any:
         raise UserError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
     _use_cache()
     try:
-        return jax.devices()[0] if name == "auto" else jax.devices(name)[0]
+        return list(jax.devices() if name == "auto" else jax.devices(name))
     except RuntimeError as error:
         hint = f"; JAX for it: {EXTRAS[name]}" if name in EXTRAS else ""
         raise UserError(f"no {name} device here ({str(error).splitlines()[0]}){hint}") from None

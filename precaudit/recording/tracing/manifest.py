@@ -68,11 +68,12 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         policy=asdict(subject.policy),
         requested=requested,
         device=device_of(subject),
-        device_count=1,
+        device_count=subject.mesh.devices,
         versions=number_versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),
         commit=commit(),
         command=command,
         started=now(),
+        mesh=subject.mesh.axes if subject.mesh.devices > 1 else {},
         program="shipped" if subject.parts == family_parts(subject.config) else "other",
     )

@@ -107,15 +107,18 @@ def compare_predictions(captured: Any, given: Sequence[Any], bare: Any, bare_giv
     )  # fmt: skip
 
 
-def compiler_output(program: Any, given: Sequence[Any], platform: str) -> Module | None:
-    """Return what a TPU's or a GPU's compiler made of a program; None on a CPU, or where it cannot be read."""
+def compiler_output(program: Any, given: Sequence[Any], platform: str, several: bool = False) -> Module | None:
+    """Return what a compiler made of a program; None where it cannot be read.
+
+    Of one that is on one device of a CPU or a GPU it is not asked for; ``several``: arguments lie on several devices.
+    """
     if isinstance(program, PredictedProgram):
         return program.made(*given).module
-    if platform not in ("tpu", "gpu") or not hasattr(program, "lower"):
+    if not (several or platform == "tpu") or not hasattr(program, "lower"):
         return None
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
     try:
-        return parse_module(hlo_text(program.lower(*shaped).compile()))
+        return parse_module(hlo_text(program.lower(*(given if several else shaped)).compile()))
     except HloError:
         return None
 

@@ -174,14 +174,18 @@ def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[
     options = tuple(compiler_options(subject.policy).items())
     if subject.predicted is not None:
         return _predict(subject.decoder, capture, phase, options, subject.predicted)
-    return _compile(subject.decoder, capture, phase, options, subject.platform)
+    cache = None if subject.layout is None else subject.layout.cache
+    return _compile(subject.decoder, capture, phase, options, subject.platform, cache)
 
 
 @lru_cache(maxsize=32)
 def _compile(
-    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], platform: str
+    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], platform: str, cache: Any = None
 ) -> Callable[..., Any]:
+    """Return the jitted program; ``cache``: how its cache is cut over devices, of which the rest follows."""
     how: dict[str, Any] = {"donate_argnums": (CACHE,), "compiler_options": dict(options) or None}
+    if cache is not None:
+        how["out_shardings"] = (None, cache, None)
     return jit_program(_collecting(decoder, capture, phase), platform, **how)
 
 

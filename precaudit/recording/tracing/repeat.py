@@ -14,6 +14,7 @@ from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.brief import Brief
 from precaudit.schema.coverage import SUMS
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.meshes import recorded_mesh
 from precaudit.schema.policies import declared_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.devices import device_kind
@@ -60,7 +61,8 @@ def repeat(
             )
         policy = declared_policy(record)
         where, device = recorded_source(record.model.reference), device_kind(record.device)
-        subject = load(where, policy, None, device, allow=record.model.allowed)
+        mesh = recorded_mesh(record.mesh)
+        subject = load(where, policy, None, device, allow=record.model.allowed, mesh=mesh)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of {before.folder}")
     prompts = [Prompt(id=p.id, tokens=p.tokens) for p in before.prompts.values()]

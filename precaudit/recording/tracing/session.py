@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from precaudit.interpreters.mesh.sums import splits_by_point
 from precaudit.interpreters.tpu.units import products_of, ways_by_place
 from precaudit.numbers.arrays import Array, to_single
 from precaudit.recording.runs.writer import RunWriter
@@ -22,10 +23,12 @@ from precaudit.recording.tracing.writer import Background
 from precaudit.schema.coverage import ExpectedTensor, expected_tensors
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, shape_of
 from precaudit.schema.lengths import SMALLEST, bucket, row_lengths
+from precaudit.schema.meshes import ONE, MeshShape
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.runs import Neutrality, PromptRecord, Requested
 
+T = TypeVar("T")
 Begin = Callable[[str, int], None]  # what a call does, and how many tokens it runs
 WHOLE = 1 << 25  # bytes that a call may move from the device though fewer are recorded
 SHARED = 5e10  # flops that padding may add where it saves compiling: a second of a core, and programs take more
@@ -36,7 +39,7 @@ class Batch:
     """Prompts run together, what is recorded of each, on which side they are padded, and the steps decoded after.
 
     Prefill, decode and rescore have one ``length``, of tokens and of the cache: prefill and rescore are one program.
-    ``slots``: its least.
+    ``slots``: its least. ``rows``: how many sequences are run: the last prompt fills up what a mesh divides.
     """
 
     prompts: tuple[PromptRecord, ...]
@@ -44,13 +47,18 @@ class Batch:
     pad: str
     steps: int = 0
     slots: int = 0
+    rows: int = 0
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptRecord], requested: Requested) -> "Batch":
-        """Plan what is recorded of ``prompts``."""
+    def of(cls, prompts: Sequence[PromptRecord], requested: Requested, mesh: MeshShape = ONE) -> "Batch":
+        """Plan what is recorded of ``prompts``, which run on a mesh."""
         plan = tuple(tuple(expected_tensors(requested, len(p.tokens))) for p in prompts)
         steps = 0 if requested.phases == ("prefill",) else requested.decode_steps
-        return cls(tuple(prompts), plan, requested.pad, steps)
+        return cls(tuple(prompts), plan, requested.pad, steps, rows=mesh.filled(len(prompts)))
+
+    def filled(self, each: Sequence[T]) -> list[T]:
+        """Return what each prompt has for each sequence that is run."""
+        return [*each, *[each[-1]] * (self.rows - len(each))]
 
     @property
     def length(self) -> int:
@@ -69,12 +77,12 @@ class Batch:
 
     def lengths(self, phase: str) -> Array:
         """Return how long each sequence was when a row of it was turned [B, length] (precaudit/schema/lengths.py)."""
-        sizes = [len(p.tokens) for p in self.prompts]
+        sizes = [len(p.tokens) for p in self.filled(self.prompts)]
         return np.stack([row_lengths(phase, n, n + self.steps, self.length) for n in sizes])
 
     def tokens(self, requested: Requested) -> int:
         """How many tokens its calls run, padding among them; a decode step runs one of each prompt."""
-        n, rows = len(self.prompts), len(self.prompts) * self.length
+        n, rows = self.rows, self.rows * self.length
         if requested.phases == ("prefill",):
             return rows
         return rows * (2 if "rescore" in requested.phases else 1) + n * (requested.decode_steps + 1)
@@ -84,15 +92,17 @@ class Batch:
         return tuple(tuple(e for e in plan if (e.phase, e.step) == (phase, step)) for plan in self.plan)
 
 
-def run_batches(groups: Iterable[Sequence[PromptRecord]], requested: Requested, parameters: int) -> list[Batch]:
+def run_batches(
+    groups: Iterable[Sequence[PromptRecord]], requested: Requested, parameters: int, mesh: MeshShape = ONE
+) -> list[Batch]:
     """Return the batches of all prompts of a run that run together, of a model of so many parameters.
 
     Those of the smallest bucket share the programs of the next where another batch has it and padding costs little.
     """
-    found = [Batch.of(prompts, requested) for prompts in groups]
+    found = [Batch.of(prompts, requested, mesh) for prompts in groups]
     small, large = SMALLEST
     short = [b for b in found if b.length == small]
-    padding = sum(len(b.prompts) * (large - small) * (1 if b.steps == 0 else 3) for b in short)
+    padding = sum(b.rows * (large - small) * (1 if b.steps == 0 else 3) for b in short)
     if 2 * parameters * padding > SHARED or all(b.length != large for b in found):
         return found
     return [replace(b, slots=large) if b.length == small else b for b in found]
@@ -118,7 +128,7 @@ class Session:
 
     def run(self, batch: Batch, begin: Begin) -> None:
         """Run every requested phase of one batch; ``begin`` is told of each call, before it runs."""
-        phases, sequences = self.requested.phases, [p.tokens for p in batch.prompts]
+        phases, sequences = self.requested.phases, [p.tokens for p in batch.filled(batch.prompts)]
         firsts = [len(s) - 1 for s in sequences]
         logits, cache = self._prefill(batch, "prefill", sequences, firsts, begin)
         if phases == ("prefill",):
@@ -149,7 +159,7 @@ class Session:
         if not capture.gathered:
             return None
         lists = []
-        for b, plan in enumerate(batch.at(phase, 0)):
+        for b, plan in enumerate(batch.filled(batch.at(phase, 0))):
             rows = next((e.positions for e in plan if e.point in capture.gathered), (0,))
             lists.append([int(starts[b]) + p for p in rows])
         width = max(map(len, lists))
@@ -163,14 +173,16 @@ class Session:
     ) -> tuple[Any, ...]:
         """Return all arguments of a call: the parameters, RoPE's tables, and its own."""
         tables = self.subject.tables(batch.length, batch.lengths(phase))
+        if self.subject.layout is not None:
+            tokens, starts, rows, take = self.subject.put_by_prompt((tokens, starts, rows, take))
         return self.subject.parameters, tables, tokens, starts, rows, cache, take
 
     def _cache(self, batch: Batch) -> Any:
         """Return an empty cache; None when nothing is decoded."""
         if self.requested.phases == ("prefill",):
             return None
-        shapes = jax.eval_shape(partial(self.subject.decoder.init_cache, len(batch.prompts), batch.length))
-        return self._to_device(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes))
+        shapes = jax.eval_shape(partial(self.subject.decoder.init_cache, batch.rows, batch.length))
+        return self.subject.put_cache(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes))
 
     def _width(self, batch: Batch) -> int:
         """Return how many logits rows prefill gives: one for every slot, or the last, and those of rescore."""
@@ -218,11 +230,12 @@ class Session:
         each = np.arange(len(tokens))
         token = tokens[each, ends - 1]
         cache = without_slots(cache, ends - 1)
+        cache = cache if self.subject.layout is None else self.subject.put_cache(cache)
         fed: list[Array] = []
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
-            given = (self._to_device(token), starts, slots, cache)
+            given = (self.subject.put_by_prompt(token), starts, slots, cache)
             step_of = f"decode step {step} of {self.requested.decode_steps}"
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._is_first_call("decode", capture, given)
@@ -242,12 +255,8 @@ class Session:
     def _next(self, batch: Batch, step: int, logits: Array) -> Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
         if self.forced and step < self.requested.decode_steps:
-            return np.asarray([self.forced[p.id][step] for p in batch.prompts], np.int32)
+            return np.asarray([self.forced[p.id][step] for p in batch.filled(batch.prompts)], np.int32)
         return np.argmax(to_single(logits), axis=-1).astype(np.int32)
-
-    def _to_device(self, x: Any) -> jax.Array:
-        """Return ``x`` on the subject's device and committed to it: where it is not, jit compiles once more."""
-        return jax.device_put(x, self.subject.device)
 
     def _program(self, phase: str, capture: Capture, given: Any) -> Any:
         """Return what makes a compiled program: the phase, what it captures and its shapes."""
@@ -275,24 +284,23 @@ class Session:
 
         ``run``, ``bare``: the program with taps and without, each with its arguments, which the second may take over.
         """
-        platform = platform_of(self.subject.device)
-        expected, text = (
-            compare_predictions(*run, *bare),
-            None if platform == "gpu" else compiler_output(*run, platform),
-        )
-        made = {} if text is None else ways_by_place(products_of(text))
+        expected, several = compare_predictions(*run, *bare), self.subject.mesh.devices > 1
+        text = compiler_output(*run, platform_of(self.subject.device), several)
+        made = {} if text is None or self.subject.platform != "tpu" else ways_by_place(products_of(text))
+        split = splits_by_point(text) if several and text is not None else None
         a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
             change = [to_single(x) - to_single(y) for x, y in zip(b, a, strict=True)]
             diff = float(max(np.max(np.abs(c)) for c in change))
-            apart = tuple(ratio(norm(c), norm(to_single(y))) for c, y in zip(change, a, strict=True))
+            apart = tuple(ratio(norm(c), norm(to_single(y))) for c, y in zip(change, a, strict=True))[: len(apart)]
         ids = tuple(p.id for p in batch.prompts)
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
                 max_diff=json_number(diff), apart=tuple(map(json_number, apart)), predicted=expected, made=made,
+                split=split,
             )
         )  # fmt: skip
 

@@ -15,13 +15,15 @@ from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.models.jax_decoder.kernels import check_config
 from precaudit.models.jax_decoder.parameters import parameters, rope_tables
 from precaudit.models.jax_decoder.parts import check_parts
+from precaudit.models.jax_decoder.sharding import Layout, check_mesh
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.reader import Run
-from precaudit.recording.tracing.devices import choose_device, platform_of
-from precaudit.recording.tracing.predicting import target_of
+from precaudit.recording.tracing.devices import every_device, platform_of
+from precaudit.recording.tracing.predicting import EmulatedTarget, target_of
 from precaudit.schema.brief import Brief
 from precaudit.schema.lengths import telling
+from precaudit.schema.meshes import ONE, MeshShape, parse_mesh
 from precaudit.schema.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
 
 TABLES = 8  # of RoPE, kept on the device
@@ -33,7 +35,8 @@ class Subject(Brief):
 
     ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
     ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
-    that is not here, whose compiled programs run on ``device``, a CPU.
+    that is not here, whose compiled programs run on ``device``, a CPU. ``mesh``: how many devices it is cut over;
+    ``layout``: where its arrays lie on those that are here.
     """
 
     reference: str
@@ -45,6 +48,8 @@ class Subject(Brief):
     raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     predicted: Target | None = None
+    mesh: MeshShape = ONE
+    layout: Layout | None = None
     _tables: dict[tuple[int, bytes | None], Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +76,23 @@ class Subject(Brief):
         activations = FORMATS[self.policy.activations].dtype
         tensors = self.checkpoint
         read, integers = tensors.tensors.read_tensor, tensors.integers
-        return parameters(self.config, read, integers, activations, self.device, self.policy.fused)
+        place = self.layout.parameter if self.layout is not None else self._on_device
+        return parameters(self.config, read, integers, activations, place, self.policy.fused)
+
+    def _on_device(self, *_: Any) -> Any:
+        return self.device
+
+    def put_cache(self, cache: Any) -> Any:
+        """Return a cache on the device, or cut over the mesh: committed, since jit else compiles once more."""
+        import jax
+
+        return jax.device_put(cache, self.device if self.layout is None else self.layout.cache)
+
+    def put_by_prompt(self, x: Any) -> Any:
+        """Return what has a row for every prompt, as ``put_cache`` does."""
+        import jax
+
+        return jax.device_put(x, self.device if self.layout is None else self.layout.by_prompt)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
@@ -98,7 +119,8 @@ class Subject(Brief):
             if len(self._tables) >= TABLES:
                 self._tables.clear()
             tables = rope_tables(self.config, positions, self.policy, lengths)
-            self._tables[key] = jax.device_put(tables, self.device)
+            where = self.device if self.layout is None else self.layout.tables(tables)
+            self._tables[key] = jax.device_put(tables, where)
         return self._tables[key]
 
 
@@ -124,12 +146,14 @@ def load(
     device: str = "auto",
     parts: Parts | None = None,
     allow: Collection[str] = (),
+    mesh: str | MeshShape | None = None,
 ) -> Subject:
     """Open ``tiny``, ``smollm2``, a Hugging Face folder or a GGUF file under a policy, on a device.
 
     ``settings`` replaces single policy keys; ``parts`` replaces operations of the decoder; ``allow``: unknown fields of
-    config.json to pass over. Raises UserError.
+    config.json to pass over; ``mesh``: how many devices it is cut over, ``data=2,model=4``. Raises UserError.
     """
+    shape = parse_mesh(mesh) if isinstance(mesh, str) else mesh or ONE
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
     check_settings(chosen)
@@ -137,7 +161,11 @@ def load(
     if not checkpoint.rounds_factor:
         chosen = replace(chosen, embed_factor="exact")
     target = target_of(device)
-    found = choose_device(device if target is None else "cpu")
+    devices = every_device(device if target is None else "cpu")
+    found = devices[0]
+    check_mesh(shape, checkpoint.config)
+    if shape.devices > 1 and isinstance(target, EmulatedTarget):
+        raise UserError(f"--device {device} emulates the products of one chip: leave --mesh out, or use tpu-predicted")
     if target is None:
         check_device(chosen, platform_of(found))
     else:
@@ -145,4 +173,6 @@ def load(
     check_config(chosen, with_window(checkpoint.config, chosen))
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)
-    return Subject(subject, checkpoint, chosen, made, found, predicted=target)
+    here = shape.devices > 1 and target is None
+    layout = Layout.of(shape, checkpoint.config, devices) if here else None
+    return Subject(subject, checkpoint, chosen, made, found, predicted=target, mesh=shape, layout=layout)

@@ -11,6 +11,7 @@ import msgspec
 from precaudit.caching import TRACES, computed_by
 from precaudit.errors import UserError
 from precaudit.models.checkpoints.tensors import count_nonfinite
+from precaudit.models.jax_decoder.sharding import check_mesh
 from precaudit.numbers.arrays import release
 from precaudit.progress import Progress
 from precaudit.recording.runs import unfinished
@@ -35,11 +36,12 @@ class TraceOptions:
     """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones.
 
     ``forced``: tokens that are fed after each prompt, by its id, at least as many as steps. ``resume``: go on
-    with a run that was cut off, which is the one that is asked for.
+    with a run that was cut off, which is the one that is asked for. ``batch``: prompts run together; None: one, or one
+    for each part of a mesh that prompts are cut over.
     """
 
     decode_steps: int = 8
-    batch: int = 1
+    batch: int | None = None
     pad: str = "right"
     tokens_from: Path | None = None
     force: bool = False
@@ -63,7 +65,7 @@ class TraceWork:
         """The batches, those that are there among them."""
         asked = self.record.requested
         groups = (self.prompts[i : i + asked.batch] for i in range(0, len(self.prompts), asked.batch))
-        return run_batches(groups, asked, self.subject.config.parameters)
+        return run_batches(groups, asked, self.subject.config.parameters, self.subject.mesh)
 
     def mark(self, batch: Batch, session: Session, before: tuple[int, int]) -> BatchRecord:
         """Return what is noted of a batch that is written; ``before``: what the session had noted until then."""
@@ -149,7 +151,7 @@ def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, pro
 
 def subject_code_hash(subject: Subject) -> str:
     """Return the hash of what runs a subject beside the model and the policy: our source, and how it is compiled."""
-    how = (computed_by(TRACES), subject.remat, subject.raised, subject.predicted)
+    how = (computed_by(TRACES), subject.remat, subject.raised, subject.predicted, subject.mesh)
     return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
@@ -194,8 +196,10 @@ def _request(
     options: TraceOptions,
     say: Callable[[str], None],
 ) -> tuple[list[PromptRecord], dict[str, Sequence[int]], Requested]:
-    if options.decode_steps < 0 or options.batch < 1:
+    batch = subject.mesh.data if options.batch is None else options.batch
+    if options.decode_steps < 0 or batch < 1:
         raise UserError("--decode-steps must be at least 0 and --batch at least 1")
+    check_mesh(subject.mesh, subject.config, batch)
     layers = parse_layers(select.layers, subject.config.layers)
     steps = options.decode_steps
     forced: dict[str, Sequence[int]] = {}
@@ -230,7 +234,7 @@ def _request(
         positions=select.positions,
         every_logit=select.every_logit,
         decode_steps=more,
-        batch=options.batch,
+        batch=batch,
         pad=options.pad,
         tokens_from=str(options.tokens_from) if options.tokens_from is not None else None,
         cache_hashes=True,

@@ -7,6 +7,7 @@ import numpy as np
 from precaudit.models.numpy_decoder.ensemble import FEW, common, ensemble, weights
 from precaudit.models.numpy_decoder.magnitudes import inner_roundoff
 from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.parted import WIDE
 from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
@@ -16,6 +17,7 @@ from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.metrics.rows import masked_elements
 from precaudit.schema.metrics.sizes import canonical, half_ulp
 from precaudit.schema.policies import Policy
+from precaudit.schema.records.devices import SplitSum
 
 LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element, whatever three realisations leave there
 
@@ -63,11 +65,29 @@ def measure_yardstick(
     # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32
     summed = SINGLE * np.where(np.isfinite(sizes) & (True if hidden is None else ~hidden), sizes, 0.0)
     wide = dtype in ("float32", "float64")
-    once = u == SINGLE and not wide
+    parts = part_sizes(o, model, policy, sizes)
+    once = u == SINGLE and not wide and parts is None
     noise = replace(noise, power=noise.power + ((LEAST if wide else 1.0) * summed) ** 2)
     unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
+    least = least if parts is None else least + FORMATS[policy.activations].unit_roundoff * parts
     return Yardstick(
         o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
         allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
         sums=np.asarray(TIES * SINGLE * sizes) if once else None,
     )  # fmt: skip
+
+
+def part_sizes(o: Operation, model: Model, policy: Policy, sizes: Array) -> Array | None:
+    """Return Σ|part| of every element, times how often a sum of parts is rounded; None where the product is whole.
+
+    ``sizes``: |A|·|B|, which bounds it where a norm, a bias or experts come after.
+    """
+    base, config = of_policy(policy, o.place.phase == "decode"), model.config
+    split = dict(base.splits).get(o.place.point)
+    if split is None:
+        return None
+    if o.row.normalises_inside(config) or config.sparse or (o.row.bias and getattr(config, o.row.bias)):
+        return sizes * split.parts
+    added = Rounding(part=np.abs, splits=((o.place.point, SplitSum(parts=split.parts, summed=WIDE)),))
+    times = 1 if split.summed == WIDE else split.parts
+    return np.asarray(canonical(o.evaluate([added])[0], o.axes) * times)

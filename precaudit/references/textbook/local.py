@@ -36,10 +36,11 @@ from precaudit.references.textbook.units import (
 )
 from precaudit.schema.emulations import SUMS, Emulation
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.graphs.point import Point
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import canonical, error_sizes, explained_share, norm, ratio
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy
+from precaudit.schema.policies import DevicePolicy, Policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
@@ -172,7 +173,18 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
     if row.sums and "float32" in factor_formats(policy, row, decode) and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
-    return None
+    return _unknown_parts(policy, row, decode) if isinstance(policy, DevicePolicy) else None
+
+
+def _unknown_parts(policy: DevicePolicy, row: Point, decode: bool) -> str | None:
+    """Return why it is not known how several devices make a point's products in parts; None where it is."""
+    if policy.unread and row.shares_terms:
+        return "products whose terms lie on several devices: the compiled program was not read"
+    ways = policy.ways(row.name, decode)
+    if len(ways) < 2 and (row.shares_terms or not ways):
+        return None
+    each = (f"{way.parts} parts added in {way.summed}" if way.parts > 1 else "whole" for way in ways)
+    return f"products that several devices make so: {', '.join(each)}"
 
 
 def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:

@@ -84,6 +84,11 @@ class Point:
         return self.within or self.name
 
     @property
+    def shares_terms(self) -> bool:
+        """Whether its product's terms are a layer's heads or the MLP's width, of which several devices have a part."""
+        return self.kind == "projection" and self.axes == "TD"
+
+    @property
     def sums(self) -> bool:
         """Whether it adds up products."""
         return bool(self.operands)

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.formats import ALIASES, INTEGERS, parse_format
 from precaudit.schema.toml import toml_table
+
+if TYPE_CHECKING:
+    from precaudit.schema.records.devices import SplitSum
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
@@ -73,6 +76,27 @@ class Policy:
         return {k: v for k, v in asdict(self).items() if k != "name"}
 
 
+@dataclass(frozen=True)
+class DevicePolicy(Policy):
+    """A policy as several devices made it: the points whose products were made in parts, each way once.
+
+    ``made_in_parts``: whether in decode, the point, and the ways, as the compiled programs say; ``unread``: whether
+    one of these was not read.
+    """
+
+    made_in_parts: tuple[tuple[bool, str, tuple["SplitSum", ...]], ...] = ()
+    unread: bool = False
+
+    def splits(self, decode: bool) -> tuple[tuple[str, "SplitSum"], ...]:
+        """Return {point: how its product is added up} of decode or of whole sequences; of several ways that of most."""
+        of = [(point, ways) for phase, point, ways in self.made_in_parts if phase == decode]
+        return tuple((point, max(ways, key=lambda way: (way.parts, way.summed))) for point, ways in of)
+
+    def ways(self, point: str, decode: bool) -> tuple["SplitSum", ...]:
+        """Return the ways in which a point's products are made in parts; none where they are not."""
+        return next((ways for phase, name, ways in self.made_in_parts if (phase, name) == (decode, point)), ())
+
+
 KEYS = tuple(f.name for f in fields(Policy) if f.name != "name")
 WORDS = {
     "weights": ("as-stored", *STORAGE, *INTEGERS),
@@ -117,10 +141,25 @@ def on_device(policy: Policy, device: str) -> Policy:
 
 
 def recorded_policy(record: Any) -> Policy:
-    """Return the policy of a run, from its run.json, as its device made it."""
+    """Return the policy of a run, from its run.json, as its devices made it."""
     from precaudit.schema.records.devices import device_kind
 
-    return on_device(declared_policy(record), device_kind(record.device))
+    policy = on_device(declared_policy(record), device_kind(record.device))
+    return policy if record.mesh.get("model", 1) == 1 else DevicePolicy(**vars(policy), **_in_parts(record))
+
+
+def _in_parts(record: Any) -> dict[str, Any]:
+    """Return how the programs of a run on several devices make products in parts; a point that one has whole, too."""
+    from precaudit.schema.records.devices import SplitSum
+
+    found: list[tuple[bool, str, tuple[SplitSum, ...]]] = []
+    for decode in (False, True):
+        read = [n.split for n in record.neutrality if (n.phase == "decode") == decode and n.split is not None]
+        for point in sorted({name for split in read for name in split}):
+            ways = {way for split in read for way in split.get(point, (SplitSum(parts=1, summed=""),))}
+            found.append((decode, point, tuple(sorted(ways, key=str))))
+    unread = not record.neutrality or any(n.split is None for n in record.neutrality)
+    return {"made_in_parts": tuple(found), "unread": unread}
 
 
 def complete_policy(recorded: Mapping[str, str]) -> dict[str, str]:

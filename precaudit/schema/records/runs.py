@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from precaudit.schema.records.base import Count, Index, Number, Record
-from precaudit.schema.records.devices import Way
+from precaudit.schema.records.devices import SplitSum, Way
 
 # The phase of records of other programs than the shipped decoder, whose points have names of theirs; of the entry point
 # ``decode`` it is ``decode call``.
@@ -138,7 +138,9 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
 
     ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
     prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's
-    compiler has the products of each point made with taps; empty where it was not read.
+    compiler has the products of each point made with taps; empty where it was not read. ``split``: of several devices,
+    the points whose products are made in parts that are rounded before they are added, and in which ways; None where
+    the compiled program was not read.
     """
 
     phase: str
@@ -150,10 +152,14 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     apart: tuple[Number, ...] = ()
     predicted: Prediction | None = None
     made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
+    split: dict[str, tuple[SplitSum, ...]] | None = None
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):
-    """run.json. ``finished`` is null while the run is being written and stays so when it is cut off."""
+    """run.json. ``finished`` is null while the run is being written and stays so when it is cut off.
+
+    ``mesh``: how many devices each axis has that the model was cut over; empty of one device.
+    """
 
     schema: int
     id: str
@@ -173,6 +179,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
+    mesh: dict[str, Count] = msgspec.field(default_factory=dict)
 
 
 class BatchRecord(Record, frozen=True, omit_defaults=False):

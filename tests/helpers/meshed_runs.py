@@ -1,0 +1,43 @@
+"""Runs of tiny on eight devices of a CPU, written to a folder: what tests of meshes read on one device.
+
+Run: python -m tests.helpers.meshed_runs FOLDER
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from precaudit.models.jax_decoder.arithmetic import dot
+from precaudit.models.jax_decoder.parts import project
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
+
+PROMPTS = [Prompt(id=name, prompt=text) for name, text in (("a", "def f(x):"), ("b", "The sky is"), ("c", "One, two"))]
+MESHES = {"one": "data=1", "data": "data=2", "both": "data=2,model=2", "replicated": "model=4"}
+
+
+def shard_left_out(x, weight, bias, a):
+    """Project without the last quarter of the terms, where these are the MLP's width: one of four devices."""
+    if weight.shape[-1] != 3 * weight.shape[-2]:
+        return project(x, weight, bias, a)
+    kept = 3 * weight.shape[-1] // 4
+    return dot(x[..., :kept], weight[:, :kept], (x.ndim - 1, 1), a.activations, a)
+
+
+def record(folder: Path, name: str, mesh: str, **changed) -> None:
+    subject = load("tiny", "bf16", device="cpu", mesh=mesh)
+    subject = replace(subject, parts=replace(subject.parts, **changed)) if changed else subject
+    trace(subject, folder / name, PROMPTS, Selection.parse(points="all"), TraceOptions(decode_steps=2))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for name, mesh in MESHES.items():
+        record(folder, name, mesh)
+    record(folder, "faulty", "model=4", project=shard_left_out)
+
+
+if __name__ == "__main__":
+    main()
