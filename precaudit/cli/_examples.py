@@ -11,6 +11,10 @@ EXAMPLES = {
         "precaudit baseline rollouts.jsonl -o traces/baselines/rollouts.jsonl",
         "precaudit baseline runs/b -o traces/baselines/tiny.jsonl --accept --why 'JAX 0.11'",
     ),
+    "bisect": (
+        "precaudit bisect tiny --good fp32-highest --bad bf16 --by policy --test 'kl<1e-5'",
+        "precaudit bisect tiny --by layers --raise float32 --test 'kl<1e-4'",
+    ),
     "compare": (
         "precaudit compare runs/a",
         "precaudit compare runs/a --layers 1 --points q,attn_out -v",

@@ -2,8 +2,8 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from math import isnan
 
+from precaudit.judging.figures import forward_logits, largest, logits_figures, rank_number
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import STATUSES
 from precaudit.recording.runs.recorded import Recorded
@@ -15,7 +15,7 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import besides
-from precaudit.schema.records.base import Count, Number, Record, json_number, value
+from precaudit.schema.records.base import Count, Number, Record, json_number
 from precaudit.schema.records.errors import ErrorRecord
 
 
@@ -49,9 +49,9 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
     """Return the row of a compared and judged run."""
     local = [e for e in found.errors if e.kind == "local" and e.numberless is None]
     blames = [a for e in local if (a := attribute(e)) is not None]
-    worst = max(local, key=lambda e: (e.nonfinite > 0, _rank(e.rel_l2)), default=None)
-    logits = [e for e in found.errors if e.kind == "forward" and e.point == LOGITS and e.numberless is None]
-    spread = [e.distribution for e in logits if e.distribution is not None]
+    worst = max(local, key=lambda e: (e.nonfinite > 0, rank_number(e.rel_l2)), default=None)
+    logits = forward_logits(found.errors)
+    figures = logits_figures(logits)
     return PolicyRow(
         policy=found.run.record.policy["name"],
         run=found.run.folder.name,
@@ -59,12 +59,12 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
         where="" if worst is None else worst.point if worst.layer is None else f"{worst.point} layer {worst.layer}",
         explained=sum(a.passes for a in blames),
         operations=len(blames),
-        logits=_largest(["nan" if e.nonfinite else e.rel_l2 for e in logits]),
-        kl=_largest([x for d in spread for x in d.kl]),
-        flips=sum(not x >= 1 for d in spread for x in d.top1),
-        positions=sum(len(d.top1) for d in spread),
+        logits=figures.get("logits"),
+        kl=figures.get("kl"),
+        flips=int(figures.get("flips", 0)),
+        positions=int(figures.get("positions", 0)),
         verdict=_verdict(judgement),
-        excess=_largest([json_number(over_limit(e)) for e in local]),
+        excess=largest([json_number(over_limit(e)) for e in local]),
         flip=_first_flip(logits),
         besides=besides(found.run.record.policy),
     )
@@ -77,17 +77,6 @@ def _first_flip(logits: Iterable[ErrorRecord]) -> str:
             if not top >= 1:
                 return f"{e.prompt} {e.phase} t{position}"
     return ""
-
-
-def _rank(x: Number | None) -> float:
-    """Return a number to find the largest by: what is not one counts as infinite."""
-    size = value(x)
-    return float("inf") if isnan(size) else size
-
-
-def _largest(numbers: Iterable[Number | None]) -> Number | None:
-    worst = max((x for x in numbers if x is not None), key=_rank, default=None)
-    return None if worst is None else json_number(value(worst))
 
 
 def _verdict(j: Judgement) -> str:

@@ -15,6 +15,7 @@ from precaudit.checks.rollouts.origin import RolloutRun
 from precaudit.checks.rollouts.program_loops import ProgramTiming
 from precaudit.checks.rollouts.questions import Answers, Changed
 from precaudit.checks.rollouts.timing import Timing
+from precaudit.diagnosis.bisection.records import Bisection, BisectionAsked, BisectionTrial
 from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.diagnosis.sameness.records import Sameness
 from precaudit.recording.dumps.runs import DumpRun
@@ -44,6 +45,8 @@ FILES = {
     "dump.json": DumpRun,
     "same.jsonl": Sameness,
     "sweep.jsonl": SweepRow,
+    "trials.jsonl": BisectionAsked | BisectionTrial,
+    "bisect.json": Bisection,
     "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | TokenCause,
     "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
     "probe.jsonl": ProbeRecord,

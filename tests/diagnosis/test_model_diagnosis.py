@@ -247,8 +247,8 @@ def test_a_layer_raised_alone_computes_as_a_wider_policy_does(whole):
         return np.asarray(s.decoder.prefill(s.parameters, s.tables(9), tokens, *args)[0], np.float64)
 
     usual = logits(subject)
-    none = logits(replace(subject, raised=(9, wide.policy)))
-    one = logits(replace(subject, raised=(2, wide.policy)))
+    none = logits(replace(subject, raised=((9,), wide.policy)))
+    one = logits(replace(subject, raised=((2,), wide.policy)))
     np.testing.assert_array_equal(none, usual)
     assert np.abs(one - usual).max() > 0
     exact = logits(wide)

@@ -155,7 +155,7 @@ def _raise_part(
     """
     wide = apply_settings(subject.policy, settings)
     if name.startswith("layer") and layer is not None:
-        return subject.under(subject.policy, (layer, wide))
+        return subject.under(subject.policy, ((layer,), wide))
     found = held.get(wide.activations, subject).under(wide)
     held.setdefault(wide.activations, found)
     return found

@@ -47,7 +47,7 @@ class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
     ``unroll``: write the scan over layers out as that many copies at a time. ``remat``: rematerialise
-    layers under a gradient. ``raised``: a layer that computes in another arithmetic.
+    layers under a gradient. ``raised``: layers that compute in another arithmetic.
     """
 
     config: DecoderConfig
@@ -55,7 +55,7 @@ class Decoder:
     parts: Parts
     unroll: int = 1
     remat: bool = False
-    raised: tuple[int, Arithmetic] | None = None
+    raised: tuple[tuple[int, ...], Arithmetic] | None = None
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Return an empty cache: k and v [L, B, S, G, K] in the cache's format, int8 with a scale for every row."""
@@ -230,7 +230,7 @@ class Decoder:
         return y if scale == 1.0 else (y.astype(jnp.float32) * jnp.float32(scale)).astype(y.dtype)
 
     def _raised_layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
-        """Run a layer, in the other arithmetic where it is the raised one; what it hands on has the usual formats."""
+        """Run a layer, in the other arithmetic where it is a raised one; what it hands on has the usual formats."""
         assert self.raised is not None
         at, arithmetic = self.raised
         wide = replace(self, arithmetic=arithmetic, raised=None)
@@ -240,7 +240,8 @@ class Decoder:
             y, filled = wide._layer(x.astype(arithmetic.residual), cache, weights, layer, step)
             return y.astype(x.dtype), filled
 
-        return lax.cond(layer == at, raised_layer, lambda: self._layer(x, cache, w, layer, step))
+        chosen = jnp.isin(layer, jnp.asarray(at, jnp.int32))
+        return lax.cond(chosen, raised_layer, lambda: self._layer(x, cache, w, layer, step))
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config

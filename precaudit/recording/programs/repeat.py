@@ -58,6 +58,11 @@ def repeat_program(
     return _compare(before, again)
 
 
+def count_differing_values(before: Opened, again: Opened) -> int:
+    """Return how many tensors of a program's run are not bit for bit those of another, or not there."""
+    return _compare(before, again).differing
+
+
 def _compare(before: Opened, again: Opened) -> ProgramRepeat:
     """Hold every tensor of a run against the one of its name in the other, bit for bit; one that lacks differs."""
     both, differing = 0, []

@@ -77,6 +77,11 @@ def repeat(
     return _compare(before, again)
 
 
+def count_differing(before: Run, again: Run) -> int:
+    """Return how many tensors of a run are not bit for bit those of another, or not there."""
+    return _compare(before, again).differing
+
+
 def _compare(before: Run, again: Run) -> Repeat:
     held: Mapping[Any, PointRecord] = {_key(p): p for p in again.points}
     both = [(p, held[_key(p)]) for p in before.points if _key(p) in held]

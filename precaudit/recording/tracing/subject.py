@@ -33,7 +33,7 @@ TABLES = 8  # of RoPE, kept on the device
 class Subject(Brief):
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
-    ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
+    ``remat``, ``raised``: the decoder's (``raised``: layers and their policy).
     ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
     that is not here, whose compiled programs run on ``device``, a CPU. ``mesh``: how many devices it is cut over;
     ``layout``: where its arrays lie on those that are here.
@@ -45,7 +45,7 @@ class Subject(Brief):
     parts: Parts
     device: Any
     remat: bool = False
-    raised: tuple[int, Policy] | None = None
+    raised: tuple[tuple[int, ...], Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     predicted: Target | None = None
     mesh: MeshShape = ONE
@@ -94,8 +94,8 @@ class Subject(Brief):
 
         return jax.device_put(x, self.device if self.layout is None else self.layout.by_prompt)
 
-    def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
-        """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
+    def under(self, policy: Policy, raised: tuple[tuple[int, ...], Policy] | None = None) -> "Subject":
+        """Return the program under another policy, or layers of it; parameters of one format are the same arrays."""
         other = replace(self, policy=policy, raised=raised, _tables={})
         if (policy.activations, policy.fused) == (self.policy.activations, self.policy.fused):
             vars(other)["parameters"] = self.parameters

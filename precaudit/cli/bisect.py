@@ -1,0 +1,78 @@
+"""``precaudit bisect``: which change between a good A and a bad B breaks a test."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precaudit.cli._options import cache_option, deliver, page_options, progress_bar, references, say
+
+if TYPE_CHECKING:
+    from precaudit.diagnosis.bisection.records import BisectionTrial
+
+WAYS = ("policy", "layers")
+
+
+@click.command()
+@click.argument("subject")
+@click.option("--good", metavar="A", help="What passes the test: a policy, as --by says.")
+@click.option("--bad", metavar="B", help="What does not.")
+@click.option("--by", required=True, type=click.Choice(WAYS), help="What changes between A and B.")
+@click.option("--test", metavar="TEST", help="kl<1e-3, flips=0, logits<1e-2, forward@attn_out<2x, bits, verdict.")
+@click.option("--test-command", "test_command", metavar="CMD", help="A command: exit 0 good, 1 bad, 125 cannot tell.")
+@click.option("--find", type=click.Choice(["cause", "cure"]),
+              help="The smallest set that breaks A, or that mends B [layers: cure, else cause].")  # fmt: skip
+@click.option("--raise", "raised", metavar="float32", help="By layers: what their arithmetic is raised to.")
+@click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are of: FP64, or A's run.")
+@click.option("--most", type=int, default=64, show_default=True, metavar="N",
+              help="Trials that may be added to prove a set the smallest.")  # fmt: skip
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
+@click.option("--text", help="One prompt.")
+@click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")
+@click.option("--points", metavar="POINTS", help="Points to record [logits, and what the test names].")
+@click.option("--decode-steps", type=int, default=4, show_default=True, help="Steps recorded after each prompt.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where trials go.")
+@click.option("--force", is_flag=True, help="Replace a bisection that is there.")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))
+@click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
+@cache_option
+@page_options
+@click.option("--json", "as_json", is_flag=True, help="Print what was found and the trials as JSONL.")
+def command(subject: str, markdown: Path | None, html: Path | None, as_json: bool, **given: Any) -> int:
+    """Find which changes between A and B break a test.
+
+    A passes the test and B does not. Trials lie between: A with some of what B changes. The answer is a smallest set,
+    proved so, or one that is only 1-minimal, found by delta debugging. Every trial is kept: a bisection that was cut
+    off goes on where the same command is given.
+
+    Exit code 0 where it was found, 2 where A fails or B passes, 3 where that cannot be told or a trial answers
+    differently twice.
+    """
+    from precaudit.errors import UserError
+
+    if (given["test"] is None) == (given["test_command"] is None):
+        raise UserError("give --test TEST or --test-command CMD, one of them")
+    with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
+        from precaudit.diagnosis.bisection.trials import TRIALS, read_trials
+        from precaudit.progress import Progress
+        from precaudit.reports.bisect import bisect_report
+        from precaudit.workflows.bisect import bisect, figure_text
+        from precaudit.workflows.bisect_sources import Given, source_of
+
+        folder = given["output"] or Path("traces") / "runs" / f"{Path(subject.partition(':')[0]).stem}-bisect"
+        names = ("markdown", "html", "as_json", "no_cache", "output")
+        asked = Given(subject, folder, **{k: v for k, v in given.items() if k not in names})
+        request, source = source_of(asked, Progress(lambda _line: None, advance), cache, " ".join(sys.argv[1:]))
+
+        def tell(trial: "BisectionTrial") -> None:
+            changes = ", ".join(trial.changes) or "A"
+            changes = "B" if trial.changes == source.changes else changes
+            why = "" if trial.why is None else f": {trial.why}"
+            say(f"{changes}: {trial.answer}{figure_text(request.criterion.name, trial)}{why}", err=True)
+
+        found = bisect(request, source, folder, tell)
+        trials = read_trials(folder / TRIALS)[1:]
+    report = bisect_report(found, trials, str(folder))
+    deliver(report, as_json, markdown=markdown, html=html)
+    return report.exit_code

@@ -1,0 +1,81 @@
+"""The figures of a trial: a run is recorded as ``trace`` does, compared, and judged."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from precaudit.diagnosis.bisection.limits import Criterion
+from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.judging.figures import error_figures
+from precaudit.judging.gate import gate
+from precaudit.judging.programs import program_errors
+from precaudit.progress import Progress
+from precaudit.recording.runs.programs import is_program_run, open_program_run
+from precaudit.recording.runs.reader import open_run
+from precaudit.recording.runs.written import recall
+from precaudit.recording.tracing.repeat import count_differing
+from precaudit.recording.tracing.subject import Subject
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.references.comparison.between import compare_runs
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.schema.selection import Selection
+
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How trials are measured. ``against``: FP64, or the run of A; ``prompts``, ``select``: as ``trace`` takes them.
+
+    ``good``: the folder of A's run, whose tokens all others are fed.
+    """
+
+    criterion: Criterion
+    against: str
+    prompts: Any
+    select: Selection
+    traced: TraceOptions
+    compared: CompareOptions
+    progress: Progress
+    good: Path
+
+    def measure(self, subject: Subject, folder: Path) -> Figures:
+        """Record a model into a folder and return its figures."""
+        options = replace(self.traced, force=True)
+        if folder != self.good and self.select.phases != ("prefill",):
+            options = replace(options, tokens_from=self.good if self.traced.decode_steps else None)
+        prompts = None if options.tokens_from is not None else self.prompts
+        run = trace(subject, folder, prompts, self.select, options, self.progress)
+        if self.against == "fp64":
+            compare(run, None, None, self.compared, self.progress.advance)
+        return read_figures(folder, self.good, self.against, self.criterion)
+
+
+def read_figures(folder: Path, good: Path, against: str, criterion: Criterion) -> Figures:
+    """Return the figures of a run that was recorded, and compared where it is held against FP64; ``good``: A's run."""
+    program = is_program_run(folder)
+    if criterion.name == "differing":
+        return {"differing": _differing(folder, good, program)}
+    if against == "good":
+        return error_figures(compare_runs(folder, good).errors, "pair")
+    errors = program_errors(open_program_run(folder)) if program else recall(folder).errors
+    figures = error_figures(errors)
+    return figures | ({"verdict": float(gate(folder).exit_code)} if criterion.name == "verdict" else {})
+
+
+def _differing(folder: Path, good: Path, program: bool) -> float:
+    """Return how many tensors of two runs are not the same bits."""
+    if program:
+        from precaudit.recording.programs.repeat import count_differing_values
+
+        return float(count_differing_values(open_program_run(good), open_program_run(folder)))
+    return float(count_differing(open_run(good), open_run(folder)))
+
+
+def points_for(criterion: Criterion, given: str | None) -> str | None:
+    """Return the points that a model's trials record: those asked for, else logits and what the test is about."""
+    if given is not None:
+        return given
+    if criterion.name in ("verdict", "differing"):
+        return None
+    return ",".join(dict.fromkeys(("logits", criterion.point or "logits")))

@@ -1,0 +1,86 @@
+"""Bisection by the keys of two policies, and by the layers that compute in float32 (JAX)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from precaudit.diagnosis.bisection.ddmin import Changes
+from precaudit.diagnosis.bisection.measuring import Measuring
+from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.evidence.remedies import candidates
+from precaudit.errors import UserError
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.schema.policies import Policy, apply_settings
+
+ALL_LAYERS = "layers"
+
+
+def differing_keys(good: Policy, bad: Policy) -> Changes:
+    """Return the keys in which two policies differ; raises UserError where they do not."""
+    there = bad.settings()
+    found = tuple(key for key, x in good.settings().items() if x != there[key])
+    if not found:
+        raise UserError(f"policies {good.name} and {bad.name} are the same: nothing to bisect")
+    return found
+
+
+def mixed_policy(good: Policy, bad: Policy, changes: Changes) -> Policy:
+    """Return policy A with some keys as B has them; raises UserError for keys that do not go together."""
+    return apply_settings(good, {key: getattr(bad, key) for key in changes})
+
+
+@dataclass
+class PolicyTrials:
+    """Trials of one subject under policies between two."""
+
+    subject: str
+    good: Policy
+    bad: Policy
+    device: str
+    allow: tuple[str, ...]
+    how: Measuring
+
+    @property
+    def changes(self) -> Changes:
+        """The keys in which the two differ."""
+        return differing_keys(self.good, self.bad)
+
+    def measure(self, changes: Changes, folder: Path) -> Figures:
+        """Return the figures of A with these keys of B."""
+        policy = mixed_policy(self.good, self.bad, changes)
+        return self.how.measure(load(self.subject, policy, device=self.device, allow=self.allow), folder)
+
+    def settings(self, changes: Changes) -> str:
+        """Return the policy of a trial as the text of a TOML file."""
+        keys = mixed_policy(self.good, self.bad, changes).settings().items()
+        return "".join(f'{key} = "{x}"\n' for key, x in keys)
+
+
+@dataclass
+class LayerTrials:
+    """Trials of one subject, of which some layers compute in float32: a change takes one of them back."""
+
+    subject: Subject
+    how: Measuring
+    wide: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find what float32 in all parts of a layer is; raises UserError where the policy has it already."""
+        found = dict(candidates(self.subject.policy, self.subject.config, self.subject.platform))
+        if "all" not in found:
+            raise UserError(f"policy {self.subject.policy.name} computes its layers in float32: nothing to raise")
+        self.wide = apply_settings(self.subject.policy, found["all"])
+
+    @property
+    def changes(self) -> Changes:
+        """The layers, by number."""
+        return tuple(f"layer {i}" for i in range(self.subject.config.layers))
+
+    def raised(self, changes: Changes) -> tuple[int, ...]:
+        """Return the layers that compute in float32 where these changes are made."""
+        return tuple(i for i, name in enumerate(self.changes) if name not in changes)
+
+    def measure(self, changes: Changes, folder: Path) -> Figures:
+        """Return the figures of the subject with all layers in float32 but these."""
+        layers = self.raised(changes)
+        subject = self.subject.under(self.subject.policy, (layers, self.wide) if layers else None)
+        return self.how.measure(subject, folder)
