@@ -107,8 +107,9 @@ def decoded(model, reads_padding=False):
     return Beginning(model, rows, slice(0, 1), inputs, np.zeros(2, int))
 
 
-def test_a_decode_that_passes_over_padding_in_its_cache_begins_after_it(model):
-    begun = find_beginnings(decoded(model), None, NEAR)
+@pytest.mark.parametrize("told", [None, [ROWS - 1] * 2], ids=["by values", "by an input"])
+def test_a_decode_that_passes_over_padding_in_its_cache_begins_after_it(model, told):
+    begun = find_beginnings(decoded(model), told, NEAR)
     n = ROWS - 1
     assert [(b.lead, b.earlier.start, b.earlier.turned) for b in begun] == [(PADS, n - PADS, PADS), (0, n, 0)]
     assert {len(x) for x in begun[0].earlier.kept[0]} == {n - PADS}

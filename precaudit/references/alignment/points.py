@@ -236,7 +236,7 @@ def _nearest(
     """Return the series whose direction is nearest to a point's, and nearer to it than to any that is not found.
 
     Sizes are left out of account: a formula that is another may give another size. Those of the stream are not, to
-    which a norm may be parallel.
+    which a norm may be parallel. What a series is too far from to be taken for is nearer to nothing.
     """
     rivals = {name: own[layer, name]}
     for other in POINTS:
@@ -253,12 +253,16 @@ def _nearest(
         return fit(x, y, Wanted(point, [y], book.config.kv_heads))
 
     for own_fit, s in sorted(((fits(s, name), s) for s in series), key=lambda f: f[0].off):
-        nearer = own_fit.off <= (HALF if POINTS[name].kind == "sum" else FARTHEST) and all(
-            own_fit.off <= fits(s, o).off for o in rivals
-        )
+        others = ((o, fits(s, o).off) for o in rivals if o != name)
+        nearer = own_fit.off <= _farthest(name) and all(own_fit.off <= x for o, x in others if x <= _farthest(o))
         if nearer and own_fit.axes != UNTOLD:
             return FoundPoint(name, s, own_fit.axes, 0, own_fit.off)
     return None
+
+
+def _farthest(point: str) -> float:
+    """Return how far the nearest value may be from a point to be taken for it."""
+    return HALF if POINTS[point].kind == "sum" else FARTHEST
 
 
 def _unit(x: Array) -> Array:
