@@ -212,7 +212,7 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     from precaudit.reports.differences import difference_verdict
 
     known: list[Any] = []
-    lacking, asked = [], None
+    lacking, asked, weights = [], None, dict[tuple[str, ...], str]()
     for folder in (run, against):
         try:
             if is_program_run(folder):
@@ -220,14 +220,18 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
                 continue
             found = recall(folder, held=False)
             known.append(found.errors)
+            made = found.run.record
+            formats = (made.policy["weights"], made.policy["embeddings"])
+            weights[made.model.sha256, *formats] = f"{made.model.id}, {' and '.join(dict.fromkeys(formats))}"
             points = set(found.run.record.requested.points)
             asked = points if asked is None else asked & points
         except (UserError, OSError):
             known.append(None)
             lacking.append(folder)
     helps = lacking and not any(is_imported(folder) for folder in lacking)
+    differ = f"the runs are of different weights ({'; '.join(weights.values())})" if len(weights) > 1 else ""
     return difference_verdict(
-        pairs, known[0], known[1], f"precaudit compare {shlex.quote(str(lacking[0]))}" if helps else "", asked
+        pairs, known[0], known[1], f"precaudit compare {shlex.quote(str(lacking[0]))}" if helps else "", asked, differ
     )
 
 

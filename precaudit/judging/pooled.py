@@ -1,6 +1,7 @@
-"""Forward errors pooled over prompts, phases and calls: a fault that is the same everywhere shows in no single record.
+"""Errors pooled over prompts, phases and calls: a fault that is the same everywhere shows in no single record.
 
-Of one record the limit leaves room for what eight draws do not show; the median of many needs none.
+Of one record the limit leaves room for what eight draws do not show; the median of many needs none. Forward errors of a
+run, and what two runs differ by.
 """
 
 from array import array
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
+from typing import NamedTuple
 
 from precaudit.judging.verdicts import Verdict
 from precaudit.schema.limits import Limits
@@ -34,10 +36,7 @@ class Samples:
 
     def typical(self, numbers: "array[float]") -> float:
         """Return the median over prompts of each one's median."""
-        each: dict[int, list[float]] = {}
-        for prompt, x in zip(self.prompts, numbers, strict=True):
-            each.setdefault(prompt, []).append(x)
-        return median(median(its) for its in each.values())
+        return _median_of_prompts(self.prompts, numbers)
 
 
 @dataclass
@@ -92,6 +91,51 @@ class ForwardPool:
             if v.status == "fail" and (v.layer, v.point) not in failed:
                 failed.add((v.layer, v.point))
                 yield v
+
+
+class PairMedian(NamedTuple):
+    """What two runs differ by at a layer and point over what rounding makes: the median, its limit, of how many."""
+
+    layer: int | None
+    point: str
+    ratio: float
+    limit: float
+    records: int
+    prompts: int
+
+
+@dataclass
+class PairPool:
+    """Differences of two runs as they stream by, over what both runs' rounding makes of them."""
+
+    _points: dict[tuple[int | None, str], tuple[bool, "array[int]", "array[float]"]] = field(default_factory=dict)
+    _prompts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, e: ErrorRecord, ratio: float, wide: bool) -> None:
+        """Take a difference; ``wide``: both runs hold float32 there. What is not finite is judged elsewhere."""
+        if not isfinite(ratio) or e.n < ELEMENTS:
+            return
+        _, prompts, ratios = self._points.setdefault((e.layer, e.point), (wide, array("l"), array("d")))
+        prompts.append(self._prompts.setdefault(e.prompt, len(self._prompts)))
+        ratios.append(ratio)
+
+    def medians(self, limits: Limits) -> list[PairMedian]:
+        """Return the median of every layer and point that has records enough, in the order in which they came."""
+        found = []
+        for (layer, point), (wide, prompts, ratios) in self._points.items():
+            if len(ratios) >= FEWEST:
+                n = len(set(prompts))
+                limit = (limits.float32_ratio if wide else limits.pair_ratio).at(n)
+                ratio = _median_of_prompts(prompts, ratios)
+                found.append(PairMedian(layer, point, ratio, limit, len(ratios), n))
+        return found
+
+
+def _median_of_prompts(prompts: "array[int]", numbers: "array[float]") -> float:
+    each: dict[int, list[float]] = {}
+    for prompt, x in zip(prompts, numbers, strict=True):
+        each.setdefault(prompt, []).append(x)
+    return median(median(its) for its in each.values())
 
 
 def pooled_verdicts(errors: Iterable[ErrorRecord], limits: Limits) -> list[Verdict]:

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from math import hypot, inf, isfinite
 from typing import Any
 
+from precaudit.judging.pooled import PairMedian, PairPool
 from precaudit.reports.digits import digits
 from precaudit.reports.report import Headline
 from precaudit.schema.filed import of_kinds
@@ -18,15 +19,17 @@ Known = Sequence[ErrorRecord] | None
 
 
 def difference_verdict(
-    pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: str = "", asked: Container[str] | None = None
-) -> Headline:
+    pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: str = "", asked: Container[str] | None = None,
+    weights: str = "",
+) -> Headline:  # fmt: skip
     """Return the first sentence on run A against run B.
 
     ``mine``, ``other``: the records of each against FP64, None where it was not compared (``unjudged``: the command
     that does). ``asked``: the points that both runs were asked for, None for all: those recorded for the sake of
-    others have no forward error, and neither have caches; what is made of them has. A difference is beyond rounding
-    where it is larger than what the two policies' emulated rounding makes of either forward error, together, times
-    the limit of forward errors.
+    others have no forward error, and neither have caches; what is made of them has. ``weights``: what is known of the
+    two runs' weights where these are not the same; then nothing is called fine. A difference is beyond rounding where
+    it is larger than what the two policies' emulated rounding makes of either forward error, together, times the limit
+    of forward errors; and where the median of a layer and point over all prompts is larger than that of correct runs.
     """
     known = apart = lacking = 0
     for e in pairs:
@@ -45,8 +48,11 @@ def difference_verdict(
         return Headline("?", f"{told}; whether beyond rounding is known once both are compared with FP64.", unjudged)
     noises, caches = (_Noises(mine), _Noises(other)), _caches(mine) | _caches(other)
     limit, first, times, largest, open_ = default_limits().ratio.value, None, 0, 0.0, 0
+    pool = PairPool()
     for e in filter(_differs, pairs):
         x = _times(e, *noises)
+        if x is not None:
+            pool.add(e, x, all(n.wide(Place.of(e)) for n in noises))
         if x is None:
             open_ += e.point not in caches and (asked is None or e.point in asked)
         elif x <= limit:
@@ -57,13 +63,31 @@ def difference_verdict(
         e, size = first
         much = "where rounding makes none" if size == inf else f"{digits(size)} × what rounding makes (limit {limit:g})"
         return Headline("✗", f"{told}, first beyond rounding: {_at(e)}, {much}.")
+    if (together := _median_sentence(pool.medians(default_limits()))) is not None:
+        return Headline("✗", f"{told}, {together}.")
     if open_:
         return Headline("?", f"{told}; of {open_:,} what rounding makes is not known.", unjudged)
     if lacking or not times:
         n = lacking or apart
         why = "could not be compared" if lacking else "have no error from FP64"
         return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
-    return Headline("✓", f"{told}, no more than rounding makes: at most {digits(largest)} × that (limit {limit:g}).")
+    told += f", no more than rounding makes: at most {digits(largest)} × that (limit {limit:g})"
+    return Headline("?", f"{told}; but {weights}.") if weights else Headline("✓", f"{told}.")
+
+
+def _median_sentence(medians: Sequence[PairMedian]) -> str | None:
+    """Return how far apart two runs are in the median of every layer and point; None where within the limits."""
+    beyond = [m for m in medians if m.ratio > m.limit]
+    if not beyond:
+        return None
+    worst, last = max(beyond, key=lambda m: m.ratio / m.limit), medians[-1]
+    prompts = f"{worst.prompts} prompt{'s' if worst.prompts > 1 else ''}"
+    of = f"limit {digits(worst.limit)}; {worst.records} records of {prompts}"
+    text = (
+        f"beyond rounding in the median at {len(beyond)} of {len(medians)} layers and points: {point_text(worst)} by "
+        f"{digits(worst.ratio)} × what rounding makes ({of})"
+    )
+    return text if last is worst else f"{text}, {point_text(last)} by {digits(last.ratio)} ×"
 
 
 def _differs(e: ErrorRecord) -> bool:
@@ -124,17 +148,29 @@ class _Noises:
     """
 
     def __init__(self, errors: Sequence[ErrorRecord]) -> None:
-        places, noises = array("q"), array("d")
+        places, noises, wide = array("q"), array("d"), array("b")
         for e in of_kinds(errors, "forward"):
             if e.numberless is None and e.ratio is not None and isfinite(ratio := value(e.ratio)):
                 places.append(hash(Place.of(e)))
                 noises.append(value(e.rel_l2) / ratio if ratio else 0.0)
+                wide.append(e.dtype in ("float32", "float64"))
         order = sorted(range(len(places)), key=places.__getitem__)
-        self._places, self._noises = (array(x.typecode, map(x.__getitem__, order)) for x in (places, noises))
+        self._places, self._noises, self._wide = (
+            array(x.typecode, map(x.__getitem__, order)) for x in (places, noises, wide)
+        )
 
     def __getitem__(self, place: Place) -> float | None:
+        at = self._at(place)
+        return None if at is None else self._noises[at]
+
+    def wide(self, place: Place) -> bool:
+        """Whether a place holds float32."""
+        at = self._at(place)
+        return at is not None and bool(self._wide[at])
+
+    def _at(self, place: Place) -> int | None:
         at = bisect_left(self._places, hash(place))
-        return self._noises[at] if at < len(self._places) and self._places[at] == hash(place) else None
+        return at if at < len(self._places) and self._places[at] == hash(place) else None
 
 
 def _at(e: ErrorRecord) -> str:

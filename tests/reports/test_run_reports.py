@@ -6,14 +6,17 @@ import shutil
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from precaudit.cli import run as cli
 from precaudit.judging.gate import gate, judge_found
+from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.compare import CompareOptions, compare
@@ -125,6 +128,45 @@ def test_two_policies_differ_no_more_than_rounding_makes(runs):
     assert "no more than rounding makes: at most" in first.sentence
     assert rest[0].startswith("Top-1 tokens differ at ")
     assert "KL from the reference run is" in rest[0]
+
+
+def noisy(x, draw):
+    return x * (1 + 0.01 * draw.standard_normal(x.shape))
+
+
+def by_step(x, draw):
+    return x - 1e-3 * np.sign(draw.standard_normal(x.shape))
+
+
+def in_int8(x, _draw):
+    scale = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return np.round(x / scale) * scale
+
+
+@pytest.mark.parametrize("change", [noisy, by_step, in_int8])
+def test_other_weights_are_never_called_fine(runs, tmp_path, change, capsys):
+    """No tensor alone is beyond rounding: the median of a layer and point is."""
+    draw, model = np.random.default_rng(0), tmp_path / "model"
+    shutil.copytree(open_checkpoint("tiny").path, model)
+    held = load_file(model / "model.safetensors")
+    held = {k: change(x.astype(np.float32), draw).astype(x.dtype) if x.ndim > 1 else x for k, x in held.items()}
+    save_file(held, model / "model.safetensors", metadata={"format": "pt"})
+    record(tmp_path / "run", str(model), prompts=PROMPTS, select=everything(), decode_steps=1)
+    other = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    pairs = compare(runs["honest"].run.folder, tmp_path / "run").errors
+    first = difference_verdict(pairs, runs["honest"].errors, other.errors)
+    assert first.mark == "✗"
+    assert "beyond rounding" in first.sentence
+    cli(["compare", str(runs["honest"].run.folder), str(tmp_path / "run")])
+    assert capsys.readouterr().out.startswith(first.text[:40])
+
+
+def test_other_weights_within_rounding_are_not_called_fine(runs):
+    pairs = compare(*(runs[x].run.folder for x in ("honest", "single"))).errors
+    known = [runs[x].errors for x in ("honest", "single")]
+    found = difference_verdict(pairs, *known, weights="the runs are of different weights (a; b)")
+    assert found.mark == "?"
+    assert found.sentence.endswith("but the runs are of different weights (a; b).")
 
 
 def test_a_fault_is_where_two_runs_first_differ_by_more(runs):

@@ -74,8 +74,9 @@ class Limits:
 
     The others are on forward error over pooled emulated noise: ``ratio`` of the tensor, ``token``, ``head``, ``kl``
     of a row of logits; ``pooled``, ``pooled_gain``: of the medians of ratios, and of gains over their noise,
-    ``float32_ratio``, ``float32_gain``: of results in float32; ``sums``, ``token_sums``: of sums of rows over what
-    rounding leaves of them, their root mean square and the largest.
+    ``float32_ratio``, ``float32_gain``: of results in float32; ``pair_ratio``: of what two runs differ by over what
+    both roundings make; ``sums``, ``token_sums``: of sums of rows over what rounding leaves of them, their root mean
+    square and the largest.
     """
 
     narrow: Local
@@ -88,6 +89,7 @@ class Limits:
     pooled_gain: Median
     float32_ratio: Median
     float32_gain: Median
+    pair_ratio: Median
     sums: Median
     token_sums: Limit
 
@@ -110,6 +112,7 @@ def default_limits() -> Limits:
     return Limits(
         Local.of(table["narrow"]), Local.of(table["float32"]), pooled=medians["ratio"], pooled_gain=medians["gain"],
         float32_ratio=medians["float32_ratio"], float32_gain=medians["float32_gain"],
+        pair_ratio=medians["pair_ratio"],
         sums=Median(*map(float, table["sums"]["rms"])),
         token_sums=Limit(float(table["sums"]["token"][0]), int(table["sums"]["token"][1])), **forward,
     )  # fmt: skip
