@@ -220,9 +220,9 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
                 continue
             found = recall(folder, held=False)
             known.append(found.errors)
-            made = found.run.record
-            formats = (made.policy["weights"], made.policy["embeddings"])
-            weights[made.model.sha256, *formats] = f"{made.model.id}, {' and '.join(dict.fromkeys(formats))}"
+            made, stored = found.run.record, found.run.record.policy["weights"]
+            name = made.model.id if stored == "as-stored" else f"{made.model.id} in {stored}"
+            weights[made.model.sha256, stored] = name
             points = set(found.run.record.requested.points)
             asked = points if asked is None else asked & points
         except (UserError, OSError):
