@@ -11,12 +11,12 @@ from precaudit.cli._options import cache_option, deliver, page_options, progress
 if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import BisectionTrial
 
-WAYS = ("policy", "layers")
+WAYS = ("policy", "layers", "flags", "commits", "versions")
 
 
 @click.command()
 @click.argument("subject")
-@click.option("--good", metavar="A", help="What passes the test: a policy, as --by says.")
+@click.option("--good", metavar="A", help="What passes the test: a policy, flags, a commit, jax==0.10.2.")
 @click.option("--bad", metavar="B", help="What does not.")
 @click.option("--by", required=True, type=click.Choice(WAYS), help="What changes between A and B.")
 @click.option("--test", metavar="TEST", help="kl<1e-3, flips=0, logits<1e-2, forward@attn_out<2x, bits, verdict.")
@@ -24,7 +24,9 @@ WAYS = ("policy", "layers")
 @click.option("--find", type=click.Choice(["cause", "cure"]),
               help="The smallest set that breaks A, or that mends B [layers: cure, else cause].")  # fmt: skip
 @click.option("--raise", "raised", metavar="float32", help="By layers: what their arithmetic is raised to.")
-@click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are of: FP64, or A's run.")
+@click.option("--between", metavar="V,V", help="By versions: those between A and B, oldest first.")
+@click.option("--policy", metavar="NAME|FILE", help="By flags, commits, versions: the policy of a model [bf16].")
+@click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
 @click.option("--most", type=int, default=64, show_default=True, metavar="N",
               help="Trials that may be added to prove a set the smallest.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")

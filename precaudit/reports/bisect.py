@@ -6,7 +6,7 @@ from precaudit.diagnosis.bisection.records import Bisection, BisectionTrial
 from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.records.base import value
+from precaudit.schema.records.base import Number, value
 
 BESIDE = ("kl", "flips")  # figures that a row shows beside the one that the test is about
 SHOWN = 12  # changes that a row names
@@ -59,13 +59,18 @@ def _sentence(found: Bisection) -> str:
 
 def _figure(found: Bisection, trial: BisectionTrial) -> str:
     x = trial.figures.get(found.figure)
-    return "" if x is None or found.figure in ("verdict", "exit") else f", {found.figure} {short(x)}"
+    return "" if x is None or found.figure in ("verdict", "exit") else f", {found.figure} {_text(x)}"
 
 
 def _row(found: Bisection, t: BisectionTrial) -> tuple[str, ...]:
     answer = t.answer if t.why is None else f"{t.answer}: {t.why}"
-    figures = [short(t.figures.get(name), "") for name in _figure_names(found)]
+    figures = [_text(t.figures.get(name)) for name in _figure_names(found)]
     return (_state(found, t.changes), answer, *figures, str(len(t.answers)), f"{value(t.seconds):.1f}")
+
+
+def _text(x: Number | None) -> str:
+    """Return a figure as text: a count whole, others in two digits."""
+    return f"{value(x):.0f}" if x is not None and value(x).is_integer() else short(x, "")
 
 
 def _state(found: Bisection, changes: tuple[str, ...]) -> str:

@@ -1,5 +1,8 @@
 """What a bisection is by: the changes between A and B of each kind, and how their trials are measured."""
 
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +16,10 @@ from precaudit.schema.selection import Selection
 from precaudit.workflows.bisect import BisectionRequest, Find, Source
 
 if TYPE_CHECKING:
+    from precaudit.diagnosis.bisection.ddmin import Changes
     from precaudit.diagnosis.bisection.limits import Criterion
     from precaudit.diagnosis.bisection.measuring import Measuring
+    from precaudit.diagnosis.bisection.processes import Site
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Given:
     prompt: str | None
     points: str | None
     decode_steps: int
+    policy: str | None
+    between: str | None
     force: bool
     device: str
     allow_field: tuple[str, ...]
@@ -45,7 +52,18 @@ class Given:
     def how(self) -> str:
         """All that a trial depends on beside its changes and the test, as a text."""
         prompts = None if self.prompts is None else self.prompts.read_text()
-        return repr((prompts, self.text, self.prompt, self.points, self.decode_steps, self.device, self.allow_field))
+        return repr(
+            (
+                prompts,
+                self.text,
+                self.prompt,
+                self.points,
+                self.decode_steps,
+                self.device,
+                self.allow_field,
+                self.policy,
+            )
+        )
 
 
 def source_of(given: Given, progress: Progress, cache: Path, line: str) -> tuple[BisectionRequest, Source]:
@@ -67,7 +85,7 @@ def _by_policy(
 
     if given.good is None or given.bad is None:
         raise UserError("--by policy: give both policies, --good A --bad B")
-    _refuse("policy", raised=given.raised)
+    _refuse("policy", raised=given.raised, between=given.between, policy=given.policy)
     good, bad = load_policy(given.good), load_policy(given.bad)
     how = _measuring(given, criterion, progress, cache, line)
     trials = PolicyTrials(given.subject, good, bad, given.device, given.allow_field, how)
@@ -96,7 +114,7 @@ def _by_layers(
 
     if given.raised != "float32":
         raise UserError(f"--by layers: give --raise float32{'' if given.raised is None else f', not {given.raised}'}")
-    _refuse("layers", good=given.good, test_command=given.test_command)
+    _refuse("layers", good=given.good, test_command=given.test_command, between=given.between, policy=given.policy)
     _check_outside(criterion, given.points)
     bad = given.bad or "bf16"
     subject = load(given.subject, bad, device=given.device, allow=given.allow_field)
@@ -114,7 +132,75 @@ def _check_outside(criterion: "Criterion", points: str | None) -> None:
         raise UserError(f"--by layers: {inside[0]} lies inside layers, which show nothing there; test kl or logits")
 
 
-MAKERS = {"policy": _by_policy, "layers": _by_layers}
+def _by_flags(
+    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
+) -> tuple[BisectionRequest, Source]:
+    from precaudit.diagnosis.bisection.flags import flag_sides
+
+    if given.good is None or given.bad is None:
+        raise UserError("--by flags: give what both sides set, --good '' --bad 'XLA_FLAGS=\"--flag\" jax_name=value'")
+    sides = flag_sides(given.good, given.bad)
+    return _in_processes(given, criterion, "cause", tuple(sides.names), sides.site)
+
+
+def _by_commits(
+    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
+) -> tuple[BisectionRequest, Source]:
+    from precaudit.diagnosis.bisection.commits import commits_between
+
+    if given.good is None or given.bad is None:
+        raise UserError("--by commits: give both, --good COMMIT --bad COMMIT")
+    found = commits_between(given.good, given.bad)
+    return _in_processes(given, criterion, "first", found.changes, found.site)
+
+
+def _by_versions(
+    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
+) -> tuple[BisectionRequest, Source]:
+    from precaudit.diagnosis.bisection.environments import environment, versions_between
+
+    if given.good is None or given.bad is None:
+        raise UserError("--by versions: give both, --good jax==0.10.2 --bad jax==0.11.0")
+    found = versions_between(given.good, given.bad, given.between)
+    for version in (found.good, found.changes[-1]):
+        environment(version)
+    return _in_processes(given, criterion, "first", found.changes, found.site)
+
+
+def _in_processes(
+    given: Given, criterion: "Criterion", find: Find, changes: "Changes",
+    site: "Callable[[Changes], AbstractContextManager[Site]]",
+) -> tuple[BisectionRequest, Source]:  # fmt: skip
+    """Return what is asked of trials that each run in a process of their own; against A where nothing else is said."""
+    from precaudit.diagnosis.bisection.measuring import points_for
+    from precaudit.diagnosis.bisection.processes import ProcessTrials
+    from precaudit.diagnosis.bisection.trials import GOOD, RUNS
+    from precaudit.recording.programs.loading import is_reference, source_of
+
+    _refuse(given.by, raised=given.raised)
+    if find == "first":
+        _refuse(given.by, find=given.find)
+    program = is_reference(given.subject)
+    words: dict[str, str | None] = {"--prompt": given.prompt, "--policy": given.policy}
+    words["--points"] = given.points if program else points_for(criterion, given.points)
+    if not program:
+        prompts = None if given.prompts is None else str(given.prompts.resolve())
+        words |= {"--text": given.text, "--prompts": prompts, "--decode-steps": str(given.decode_steps)}
+        words |= {"--device": given.device}
+    arguments = [x for name, word in words.items() if word is not None for x in (name, word)]
+    arguments += [x for name in given.allow_field for x in ("--allow-field", name)]
+    own = source_of(given.subject) if program and given.by != "commits" else None
+    code = "" if own is None or not own.is_file() else hashlib.sha256(own.read_bytes()).hexdigest()
+    request = _request(given, criterion, given.good or "nothing", given.bad or "nothing", find, code, "good")
+    return request, ProcessTrials(
+        given.subject, changes, criterion, request.against, tuple(arguments), given.folder / RUNS / GOOD, site,
+        given.test_command,
+    )  # fmt: skip
+
+
+MAKERS = {
+    "policy": _by_policy, "layers": _by_layers, "flags": _by_flags, "commits": _by_commits, "versions": _by_versions
+}  # fmt: skip
 
 
 def _refuse(by: str, **options: object) -> None:
@@ -124,8 +210,10 @@ def _refuse(by: str, **options: object) -> None:
         raise UserError(f"--by {by} takes no --{', --'.join(other)}")
 
 
-def _request(given: Given, criterion: "Criterion", good: str, bad: str, find: Find, code: str) -> BisectionRequest:
-    against = given.against or "fp64"
+def _request(
+    given: Given, criterion: "Criterion", good: str, bad: str, find: Find, code: str, usual: str = "fp64"
+) -> BisectionRequest:
+    against = given.against or ("fp64" if criterion.name == "verdict" or criterion.times else usual)
     if criterion.times and against == "good":
         raise UserError(f"--test {criterion.text}: A has no error against itself; give --against fp64, or a number")
     return BisectionRequest(

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from precaudit.diagnosis.bisection.ddmin import Changes
@@ -31,17 +31,21 @@ class CommandTrials:
     subject: str
     changes: Changes
     settings: Callable[[Changes], str] | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the command's exit code; raises UserError where it cannot tell."""
         folder.mkdir(parents=True, exist_ok=True)
-        said = {"PRECAUDIT_SUBJECT": self.subject, "PRECAUDIT_CHANGES": "\n".join(changes)}
+        said = command_variables(self.subject, changes)
         if self.settings is not None:
             path = folder / "policy.toml"
             path.write_text(self.settings(changes))
             said["PRECAUDIT_POLICY_FILE"] = str(path.resolve())
-        return run_command(self.command, {**os.environ, **self.variables, **said}, Path.cwd())
+        return run_command(self.command, {**os.environ, **said}, Path.cwd())
+
+
+def command_variables(subject: str, changes: Changes) -> dict[str, str]:
+    """Return what a command sees of a trial in its environment."""
+    return {"PRECAUDIT_SUBJECT": subject, "PRECAUDIT_CHANGES": "\n".join(changes)}
 
 
 def run_command(command: str, variables: Mapping[str, str], where: Path) -> Figures:
