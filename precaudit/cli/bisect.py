@@ -11,7 +11,7 @@ from precaudit.cli._options import cache_option, deliver, page_options, progress
 if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import BisectionTrial
 
-WAYS = ("policy", "layers", "flags", "commits", "versions")
+WAYS = ("policy", "layers", "lines", "flags", "commits", "versions")
 
 
 @click.command()

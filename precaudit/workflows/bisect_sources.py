@@ -167,6 +167,30 @@ def _by_versions(
     return _in_processes(given, criterion, "first", found.changes, found.site)
 
 
+def _by_lines(
+    given: Given, criterion: "Criterion", progress: Progress, _cache: Path, _line: str
+) -> tuple[BisectionRequest, Source]:
+    from precaudit.diagnosis.bisection.rounded_lines import line_trials
+    from precaudit.diagnosis.bisection.trials import RUNS
+    from precaudit.recording.programs.loading import is_reference
+
+    _refuse("lines", good=given.good, bad=given.bad, test_command=given.test_command, raised=given.raised)
+    _refuse("lines", between=given.between, policy=given.policy, against=given.against, points=given.points)
+    if not is_reference(given.subject):
+        raise UserError(f"--by lines: {given.subject} is no program of yours; give FILE.py:NAME, or --by policy")
+    trials = line_trials(given.subject, given.folder / RUNS / "program", criterion, progress.advance)
+    good, bad = "every line in float32, emulated", "as it rounds, emulated"
+    return _request(given, criterion, good, bad, "cause", _source_hash(given.subject)), trials
+
+
+def _source_hash(reference: str) -> str:
+    """Return the hash of a program's file; nothing where it is of a module."""
+    from precaudit.recording.programs.loading import source_of
+
+    own = source_of(reference)
+    return "" if own is None or not own.is_file() else hashlib.sha256(own.read_bytes()).hexdigest()
+
+
 def _in_processes(
     given: Given, criterion: "Criterion", find: Find, changes: "Changes",
     site: "Callable[[Changes], AbstractContextManager[Site]]",
@@ -175,7 +199,7 @@ def _in_processes(
     from precaudit.diagnosis.bisection.measuring import points_for
     from precaudit.diagnosis.bisection.processes import ProcessTrials
     from precaudit.diagnosis.bisection.trials import GOOD, RUNS
-    from precaudit.recording.programs.loading import is_reference, source_of
+    from precaudit.recording.programs.loading import is_reference
 
     _refuse(given.by, raised=given.raised)
     if find == "first":
@@ -189,8 +213,7 @@ def _in_processes(
         words |= {"--device": given.device}
     arguments = [x for name, word in words.items() if word is not None for x in (name, word)]
     arguments += [x for name in given.allow_field for x in ("--allow-field", name)]
-    own = source_of(given.subject) if program and given.by != "commits" else None
-    code = "" if own is None or not own.is_file() else hashlib.sha256(own.read_bytes()).hexdigest()
+    code = _source_hash(given.subject) if program and given.by != "commits" else ""
     request = _request(given, criterion, given.good or "nothing", given.bad or "nothing", find, code, "good")
     return request, ProcessTrials(
         given.subject, changes, criterion, request.against, tuple(arguments), given.folder / RUNS / GOOD, site,
@@ -199,7 +222,8 @@ def _in_processes(
 
 
 MAKERS = {
-    "policy": _by_policy, "layers": _by_layers, "flags": _by_flags, "commits": _by_commits, "versions": _by_versions
+    "policy": _by_policy, "layers": _by_layers, "lines": _by_lines, "flags": _by_flags, "commits": _by_commits,
+    "versions": _by_versions,
 }  # fmt: skip
 
 
