@@ -20,7 +20,7 @@ help:
 	@echo 'make exam-cells  make faults that diagnose was never told of: none may be named wrongly'
 	@echo 'make exam-written  write the mistakes into examples: gate must fail, none may be named wrongly'
 	@echo 'make families  every family end to end on random models'
-	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device'
+	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device, chips priced'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make watch     watch programs that others wrote, each by its own command (makes environments in build/watched)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
@@ -96,6 +96,7 @@ exam-written: .venv/test
 
 mesh: .venv/test
 	$(BIN)/python -m exams.mesh
+	$(BIN)/python -m exams.mesh_widths
 
 families: .venv/test
 	$(BIN)/python -m exams.families --all

@@ -18,6 +18,7 @@ from jax import lax
 
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.calls import InstructionCall, Rule, dtype_of, is_float
+from precaudit.interpreters.tpu.collectives import ASYNCHRONOUS, collectives, on_chips
 from precaudit.interpreters.tpu.folding import top_k
 from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module, Type
 from precaudit.interpreters.tpu.operations import ELEMENTWISE, MOVES, RULES
@@ -34,21 +35,24 @@ class Unknown(UserError):
 
 
 def function(
-    module: Module, custom: Mapping[str, Rule] | None = None, rounded_inside: bool = True
+    module: Module, custom: Mapping[str, Rule] | None = None, rounded_inside: bool = True, chips: int = 1
 ) -> Callable[..., Any]:
-    """Return jitted (the entry computation's parameters, flat) → its outputs.
+    """Return jitted (the entry computation's parameters, flat) → its outputs; of several ``chips`` [chips, …] of each.
 
     ``custom``: rules of custom calls by target. Raises Unknown for what has no rule; calling it raises Unknown, too.
     """
-    targets = {**TARGETS, **(custom or {})}
+    targets, rules = {**TARGETS, **(custom or {})}, RULES
+    if chips > 1:
+        targets, rules = {**targets, **ASYNCHRONOUS}, {**RULES, **collectives(chips)}
     for _, instruction in module.walk():
-        _check_rule(instruction, targets)
-    run = _Run(module, targets, rounded_inside)
+        _check_rule(instruction, targets, rules)
+    run = _Run(module, targets, rules, rounded_inside)
 
     def program(*args: Any) -> Any:
         return run.computation(module.entry, [jnp.asarray(x) for x in args], inside=False)
 
-    return jax.jit(program, compiler_options={"xla_allow_excess_precision": False})
+    whole = program if chips == 1 else on_chips(program, chips)
+    return jax.jit(whole, compiler_options={"xla_allow_excess_precision": False})
 
 
 def rounds_inside(module: Module) -> bool:
@@ -61,11 +65,11 @@ def rounds_inside(module: Module) -> bool:
     )  # fmt: skip
 
 
-def _check_rule(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
+def _check_rule(instruction: Instruction, targets: Mapping[str, Rule], rules: Mapping[str, Rule]) -> None:
     name = instruction.opcode
     for end in ("-start", "-update", "-done"):
         name = name.removesuffix(end)
-    if name not in RULES and name not in FLOW and name not in ("async", "custom-call"):
+    if name not in rules and name not in FLOW and name not in ("async", "custom-call"):
         raise Unknown(f"line {instruction.line}: no rule says how to run {instruction.opcode!r}")
     target = instruction.attributes.get("custom_call_target", "")
     if name == "custom-call" and target not in targets:
@@ -133,6 +137,7 @@ class _Run:
 
     module: Module
     targets: Mapping[str, Rule]
+    rules: Mapping[str, Rule]
     rounded_inside: bool
 
     def computation(self, name: str, args: Sequence[Any], inside: bool) -> Any:
@@ -173,7 +178,7 @@ class _Run:
             return self.targets[call.instruction.attributes["custom_call_target"]](call)
         if opcode in FLOW:
             return FLOW[opcode](self, call, inside or opcode == "fusion")
-        return RULES[opcode](call)
+        return self.rules[opcode](call)
 
     def start(self, call: InstructionCall, inside: bool) -> Any:
         """Return at once what is made asynchronously; its type is (operands, result, …), a copy's (result, …)."""
@@ -183,9 +188,11 @@ class _Run:
             return call.inputs[0]
         if x.names("calls"):
             return self.computation(x.names("calls")[0], call.inputs, inside)
-        if isinstance(x.type, ArrayType):
-            raise ValueError("a start that is no tuple")
-        kind = x.type[1]
+        kind = x.type
+        if opcode != "all-reduce":  # the type of this one is that of its result
+            if isinstance(kind, ArrayType):
+                raise ValueError("a start that is no tuple")
+            kind = kind[1]
         return store(self.value(replace(call, instruction=replace(x, opcode=opcode, type=kind)), inside), kind)
 
     def plain(self, name: str, args: Sequence[Any]) -> Any:

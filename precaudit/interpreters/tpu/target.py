@@ -44,7 +44,8 @@ class CompiledProgram:
     """A program compiled for a target: its optimised text, seconds it took, bytes on the chip, and flops.
 
     ``aliased``: bytes of outputs that take the place of donated arguments. ``flops``: as the compiler counts them, of
-    one pass whatever the precision. ``jaxpr``: what was lowered (a closed jaxpr).
+    one pass whatever the precision. ``jaxpr``: what was lowered (a closed jaxpr). ``given``, ``made``: how arguments
+    and results are cut over its chips, flat.
     """
 
     target: Target
@@ -57,6 +58,8 @@ class CompiledProgram:
     aliased: int
     flops: float
     jaxpr: Any = field(repr=False, compare=False)
+    given: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    made: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
 
 class TooLarge(UserError):
@@ -104,12 +107,14 @@ def compile_for(
     arguments: Any,
     donated: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
+    out: Any = None,
 ) -> CompiledProgram:
     """Compile ``function(*arguments)`` for one chip of a target; arrays or shapes with formats are given.
 
-    For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``. Every argument
-    stays one, used or not. Raises UserError without libtpu or for a topology it does not know,
-    TooLarge where the chip's memory does not hold the program, and what tracing raises.
+    For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``; ``out``: how its
+    results are cut, where that is not the compiler's choice. Every argument stays one, used or not. Raises UserError
+    without libtpu or for a topology it does not know, TooLarge where the chip's memory does not hold the program, and
+    what tracing raises.
     """
     version = libtpu_version()
     if version is None:
@@ -126,7 +131,9 @@ def compile_for(
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own or one)
 
     shaped = jax.tree.map(place, arguments)
-    jitted = jax.jit(function, donate_argnums=donated, keep_unused=True, compiler_options=dict(options or {}) or None)
+    how: dict[str, Any] = {} if out is None else {"out_shardings": out}
+    how |= {"donate_argnums": donated, "compiler_options": dict(options or {}) or None}
+    jitted = jax.jit(function, keep_unused=True, **how)
     traced = jitted.trace(*shaped)
     lowered = traced.lower(lowering_platforms=("tpu",))
     started = time.perf_counter()
@@ -140,6 +147,7 @@ def compile_for(
     return CompiledProgram(
         target, version, hlo_text(made), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
         memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
+        tuple(jax.tree.leaves(made.input_shardings[0])), tuple(jax.tree.leaves(made.output_shardings)),
     )  # fmt: skip
 
 

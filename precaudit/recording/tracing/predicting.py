@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.keys import key_bits, wrap_key
@@ -17,10 +19,20 @@ from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.kernels import kernel_names, kernel_rule
 from precaudit.interpreters.tpu.scanner import HloError
-from precaudit.interpreters.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
+from precaudit.interpreters.tpu.target import (
+    EXTRA,
+    TESTED,
+    CompiledProgram,
+    Target,
+    compile_for,
+    libtpu_version,
+    mesh,
+    parse_target,
+)
 from precaudit.interpreters.tpu.texts import hlo_text
 from precaudit.interpreters.tpu.units import count_products, other_precisions, products_of
 from precaudit.numbers.arrays import to_single
+from precaudit.recording.tracing.cutting import ChipProgram
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import FROM_JAXPR
@@ -45,6 +57,29 @@ class CompilerOutput:
     outputs: Any
     custom: Mapping[str, Rule] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
+    compiled: CompiledProgram | None = None
+
+    @classmethod
+    def of(cls, made: CompiledProgram, outputs: Any, chips: int) -> "CompilerOutput":
+        """Return what a compiler made, for so many chips."""
+        module = parse_module(made.text)
+        custom = kernel_rule(module, made.jaxpr)
+        one = cls(module, _nothing, outputs, custom, kernel_names(module, made.jaxpr), made)
+        return replace(one, run=one.running(chips))
+
+    def running(self, chips: int, rounded_inside: bool = True) -> Callable[..., Any]:
+        """Return what runs it on a CPU, called with whole arrays."""
+        once = function(self.module, self.custom, rounded_inside, chips)
+        return (
+            once
+            if chips == 1 or self.compiled is None
+            else ChipProgram(once, chips, self.compiled.given, self.compiled.made)
+        )
+
+    @property
+    def chips(self) -> int:
+        """How many chips it is partitioned for."""
+        return self.run.chips if isinstance(self.run, ChipProgram) else 1
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run it on flat arguments; its text has PRNG keys as their bits."""
@@ -56,17 +91,51 @@ class CompilerOutput:
     @cached_property
     def wide_inside(self) -> "CompilerOutput":
         """The same with bfloat16 results inside fusions left unrounded."""
-        return replace(self, run=function(self.module, self.custom, rounded_inside=False))
+        return replace(self, run=self.running(self.chips, rounded_inside=False))
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("a program that nothing runs")
+
+
+@dataclass(frozen=True)
+class ChipLayout:
+    """A mesh of chips: its axes, how a program's arguments are cut over them, and its results (None: as it likes)."""
+
+    axes: Mapping[str, int]
+    given: Callable[..., Any]
+    made: Any = None
+
+    @property
+    def chips(self) -> int:
+        """How many there are."""
+        return prod(self.axes.values())
+
+    def place(self, target: Target, shaped: Any) -> tuple[Any, Any]:
+        """Return shapes of arguments that lie on the target's chips, and where the results lie."""
+        chips = mesh(target, self.axes)
+        where = jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(chips, spec)),
+            shaped,
+            self.given(*shaped),
+        )
+        specs = self.made
+        named = jax.tree.map(partial(NamedSharding, chips), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        return where, None if specs is None else named
 
 
 @dataclass
 class PredictedProgram:
-    """A program, called as ``jax.jit``'s; compiled for the target once for every shape of its arguments."""
+    """A program, called as ``jax.jit``'s; compiled for the target once for every shape of its arguments.
+
+    ``cut``: of several chips, what gives how arguments and results are cut over them.
+    """
 
     target: Target
     program: Callable[..., Any]
     donated: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    cut: ChipLayout | None = None
     _made: dict[Any, CompilerOutput] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
@@ -79,12 +148,12 @@ class PredictedProgram:
         shapes = tuple((np.shape(x), jax.numpy.result_type(x)) for x in leaves)
         if (tree, shapes) not in self._made:
             shaped = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in shapes])
-            made = compile_for(self.target, self.program, shaped, self.donated, self.options)
-            outputs = jax.eval_shape(self.program, *shaped)
-            module = parse_module(made.text)
-            custom = kernel_rule(module, made.jaxpr)
-            kernels = kernel_names(module, made.jaxpr)
-            self._made[tree, shapes] = CompilerOutput(module, function(module, custom), outputs, custom, kernels)
+            outputs, out = jax.eval_shape(self.program, *shaped), None
+            if self.cut is not None:
+                shaped, out = self.cut.place(self.target, shaped)
+            made = compile_for(self.target, self.program, shaped, self.donated, self.options, out)
+            chips = 1 if self.cut is None else self.cut.chips
+            self._made[tree, shapes] = CompilerOutput.of(made, outputs, chips)
         return self._made[tree, shapes]
 
 
@@ -138,12 +207,16 @@ class EmulatedTarget(Target):
 
 
 def program_for(
-    target: Target, program: Callable[..., Any], donated: tuple[int, ...] = (), options: Mapping[str, Any] | None = None
+    target: Target,
+    program: Callable[..., Any],
+    donated: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+    cut: ChipLayout | None = None,
 ) -> Callable[..., Any]:
     """Return a program as a target that is not here would run it: predicted, or emulated from its jaxpr."""
     if isinstance(target, EmulatedTarget):
         return jax.jit(emulate_passes(program), compiler_options={"xla_allow_excess_precision": False})
-    return PredictedProgram(target, program, donated, options or {})
+    return PredictedProgram(target, program, donated, options or {}, cut)
 
 
 def target_of(device: str) -> Target | None:

@@ -15,13 +15,15 @@ from precaudit.interpreters.jaxpr import reap
 from precaudit.interpreters.jaxpr.narrow import hold_narrow, moved_as_bits
 from precaudit.interpreters.tpu.target import Target
 from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.models.jax_decoder.sharding import cache_spec, call_specs
 from precaudit.numbers.row_hashes import multipliers
 from precaudit.numbers.row_sums import LANES, grid_factors, row_factors
-from precaudit.recording.tracing.predicting import program_for
+from precaudit.recording.tracing.predicting import ChipLayout, program_for
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.coverage import WORDS
 from precaudit.schema.graphs.decoder import BETWEEN_LAYERS, POINTS
 from precaudit.schema.graphs.point import Point
+from precaudit.schema.meshes import MeshShape
 
 CACHE = 5  # the argument that a program takes over
 PARTS = 16  # of a row, added before it is summed
@@ -173,7 +175,7 @@ def _bits(x: jax.Array) -> jax.Array:
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
     options = tuple(compiler_options(subject.policy).items())
     if subject.predicted is not None:
-        return _predict(subject.decoder, capture, phase, options, subject.predicted)
+        return _predict(subject.decoder, capture, phase, options, subject.predicted, subject.mesh)
     cache = None if subject.layout is None else subject.layout.cache
     return _compile(subject.decoder, capture, phase, options, subject.platform, cache)
 
@@ -191,9 +193,11 @@ def _compile(
 
 @lru_cache(maxsize=32)
 def _predict(
-    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], target: Target
+    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], target: Target, mesh: MeshShape
 ) -> Callable[..., Any]:
-    return program_for(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
+    specs, cache = call_specs(mesh, decoder.config), cache_spec(mesh, decoder.config)
+    cut = ChipLayout(mesh.axes, specs, (None, cache, None)) if mesh.devices > 1 else None
+    return program_for(target, _collecting(decoder, capture, phase), (CACHE,), dict(options), cut)
 
 
 def _collecting(decoder: Any, capture: Capture | None, phase: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import Target, check_policy
+from precaudit.interpreters.tpu.target import mesh as target_mesh
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.models.configs import DecoderConfig, with_window
 from precaudit.models.jax_decoder import Decoder, Parts
@@ -170,6 +171,8 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
+        if shape.devices > 1:
+            target_mesh(target, shape.axes)
     check_config(chosen, with_window(checkpoint.config, chosen))
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)

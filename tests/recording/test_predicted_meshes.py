@@ -1,0 +1,86 @@
+"""The decoder cut over chips of a TPU that are not here: compiled for them, run on one CPU, judged."""
+
+import re
+import shutil
+
+import msgspec
+import pytest
+
+from precaudit.cli import run
+from precaudit.judging.gate import gate
+from precaudit.recording.runs.reader import open_run
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records.devices import SplitSum
+from precaudit.schema.selection import Selection
+from precaudit.workflows.verbs import compare
+from tests.helpers.tpus import needs_libtpu
+
+SPLIT = [name for name, point in POINTS.items() if point.shares_terms]
+PROMPTS = [Prompt(id="a", prompt="def f(x):")]
+FOUR = {"device": "tpu-predicted:v5e:2x2", "mesh": "model=4"}
+
+
+def recorded(folder, points="all", **how):
+    select = Selection.parse(points=points, phases="prefill,decode")
+    return trace(load("tiny", "bf16", **how), folder, PROMPTS, select, TraceOptions(decode_steps=2))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Tiny on four chips."""
+    return recorded(tmp_path_factory.mktemp("chips") / "four", **FOUR).folder
+
+
+def local_sizes(folder):
+    return {(e.point, e.phase): e.rel_l2 for e in compare(folder).errors if e.kind == "local" and e.point in SPLIT}
+
+
+@needs_libtpu
+def test_four_chips_add_bfloat16_parts_in_bfloat16_and_pass(four):
+    record = open_run(four).record
+    assert (record.device, record.device_count) == ("TPU v5e:2x2 (predicted)", 4)
+    assert record.mesh == {"data": 1, "model": 4}
+    for noted in record.neutrality:
+        assert noted.split == dict.fromkeys(SPLIT, (SplitSum(parts=4, summed="bfloat16"),))
+    compare(four)
+    found = gate(four)
+    assert found.exit_code == 0, [v.text for v in found.verdicts][:3]
+    assert found.counts["pass"] > 200
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_rounding_with_every_chip_costs_what_it_should(four, tmp_path):
+    """Four parts rounded, and three sums of them, against one rounding."""
+    alone = recorded(tmp_path / "one", ",".join(SPLIT), device="tpu-predicted:v5e").folder
+    one, cut = local_sizes(alone), local_sizes(four)
+    assert all(1.3 < cut[key] / one[key] < 2.6 for key in one), (one, cut)
+    shutil.copytree(four, tmp_path / "whole")
+    record = open_run(four).record
+    noted = tuple(msgspec.structs.replace(n, split={}) for n in record.neutrality)
+    changed = msgspec.structs.replace(record, neutrality=noted)
+    (tmp_path / "whole" / "run.json").write_bytes(msgspec.json.encode(changed))
+    compare(tmp_path / "whole")
+    failed = {v.point for v in gate(tmp_path / "whole").verdicts if v.status == "fail" and v.kind == "local"}
+    assert failed >= set(SPLIT)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--device", "tpu-predicted:v5e:2x2", "--mesh", "data=2,model=4"), "v5e:2x2 has 4 chips, not 8"),
+        (("--device", "tpu-predicted:v5e:2x2", "--mesh", "model=3"), "does not divide heads"),
+        (("--device", "tpu-emulated:v5e", "--mesh", "model=2"), "leave --mesh out"),
+        (("--device", "tpu-predicted:v5e:3x5x7", "--mesh", "model=2"), "no such topology"),
+    ],
+)
+def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path, capfd):
+    assert run(["trace", "tiny", *given, "-o", str(tmp_path / "run")]) == 2
+    said = capfd.readouterr().err
+    assert why in said
+    assert re.fullmatch(r"precaudit: .*\n", said)
+    assert not (tmp_path / "run").exists()
