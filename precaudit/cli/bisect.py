@@ -58,7 +58,7 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
     with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
         from precaudit.diagnosis.bisection.trials import TRIALS, read_trials
         from precaudit.progress import Progress
-        from precaudit.reports.bisect import bisect_report
+        from precaudit.reports.bisect import bisect_report, state_text
         from precaudit.workflows.bisect import bisect, figure_text
         from precaudit.workflows.bisect_sources import Given, source_of
 
@@ -68,8 +68,7 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
         request, source = source_of(asked, Progress(lambda _line: None, advance), cache, " ".join(sys.argv[1:]))
 
         def tell(trial: "BisectionTrial") -> None:
-            changes = ", ".join(trial.changes) or "A"
-            changes = "B" if trial.changes == source.changes else changes
+            changes = state_text(request.find, source.changes, trial.changes)
             why = "" if trial.why is None else f": {trial.why}"
             say(f"{changes}: {trial.answer}{figure_text(request.criterion.name, trial)}{why}", err=True)
 

@@ -65,7 +65,13 @@ def _figure(found: Bisection, trial: BisectionTrial) -> str:
 def _row(found: Bisection, t: BisectionTrial) -> tuple[str, ...]:
     answer = t.answer if t.why is None else f"{t.answer}: {t.why}"
     figures = [_text(t.figures.get(name)) for name in _figure_names(found)]
-    return (_state(found, t.changes), answer, *figures, str(len(t.answers)), f"{value(t.seconds):.1f}")
+    return (
+        state_text(found.find, found.asked.changes, t.changes),
+        answer,
+        *figures,
+        str(len(t.answers)),
+        f"{value(t.seconds):.1f}",
+    )
 
 
 def _text(x: Number | None) -> str:
@@ -73,14 +79,13 @@ def _text(x: Number | None) -> str:
     return f"{value(x):.0f}" if x is not None and value(x).is_integer() else short(x, "")
 
 
-def _state(found: Bisection, changes: tuple[str, ...]) -> str:
+def state_text(find: str, every: tuple[str, ...], changes: tuple[str, ...]) -> str:
     """Return what a trial is of: the changes made, those not made where a cure is looked for, or the last of a row."""
-    every = found.asked.changes
     if not changes or changes == every:
         return "A" if not changes else "B"
-    if found.find == "first":
+    if find == "first":
         return changes[-1]
-    named = changes if found.find == "cause" else tuple(c for c in every if c not in changes)
+    named = changes if find == "cause" else tuple(c for c in every if c not in changes)
     return ", ".join(named if len(named) <= SHOWN else (*named[: SHOWN - 1], f"{len(named) - SHOWN + 1} more"))
 
 

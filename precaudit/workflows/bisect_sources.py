@@ -82,6 +82,7 @@ def _by_policy(
 ) -> tuple[BisectionRequest, Source]:
     from precaudit.diagnosis.bisection.commands import CommandTrials
     from precaudit.diagnosis.bisection.policies import PolicyTrials
+    from precaudit.recording.tracing.subject import load
 
     if given.good is None or given.bad is None:
         raise UserError("--by policy: give both policies, --good A --bad B")
@@ -92,6 +93,8 @@ def _by_policy(
     code = repr((good.settings(), bad.settings()))
     request = _request(given, criterion, given.good, given.bad, "cause", code)
     if given.test_command is None:
+        for policy in (good, bad):
+            load(given.subject, policy, device=given.device, allow=given.allow_field)
         _check_weights(given, good.weights, bad.weights, how.against)
         return request, trials
     return request, CommandTrials(given.test_command, given.subject, trials.changes, trials.settings)
@@ -183,6 +186,17 @@ def _by_lines(
     return _request(given, criterion, good, bad, "cause", _source_hash(given.subject)), trials
 
 
+def _check_subject(given: Given, program: bool) -> None:
+    """Raise UserError for a subject that is not there, before an end of the search cannot be told for that."""
+    from precaudit.recording.programs.loading import source_of
+    from precaudit.recording.tracing.subject import load
+
+    if not program:
+        load(given.subject, given.policy or "bf16", device=given.device, allow=given.allow_field)
+    elif (own := source_of(given.subject)) is not None and not own.is_file():
+        raise UserError(f"{given.subject}: no such file")
+
+
 def _source_hash(reference: str) -> str:
     """Return the hash of a program's file; nothing where it is of a module."""
     from precaudit.recording.programs.loading import source_of
@@ -205,6 +219,8 @@ def _in_processes(
     if find == "first":
         _refuse(given.by, find=given.find)
     program = is_reference(given.subject)
+    if given.by != "commits" and given.test_command is None:
+        _check_subject(given, program)
     words: dict[str, str | None] = {"--prompt": given.prompt, "--policy": given.policy}
     words["--points"] = given.points if program else points_for(criterion, given.points)
     if not program:

@@ -144,6 +144,7 @@ def test_what_ctrl_c_broke_off_goes_on(tmp_path, twenty, capsys, monkeypatch):
         (["--good", "bf16", "--test", "bits"], "give both policies"),
         (["--good", "bf16", "--bad", "fp32"], "one of them"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl>1"], "is no test"),
+        (["--good", "bf16", "--bad", "sdpa.toml", "--test", "bits"], "unknown policy 'sdpa.toml'"),
         (["--good", "bf16", "--bad", "fp23", "--test", "bits"], "unknown policy 'fp23'"),
         (["--good", "bf16", "--bad", "int8-weights", "--test", "kl<1"], "--against good"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl<2x", "--against", "good"], "no error against itself"),
@@ -167,3 +168,15 @@ def test_wrong_use_is_one_line_and_2(tmp_path, capsys, given, says):
 def test_layers_refuse_what_they_cannot_show(tmp_path, capsys, given, says):
     assert bisect(tmp_path, *given, by="layers") == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["policy --good bf16 --bad fp32", "flags --good= --bad=A=1", "layers --raise float32"])
+def test_a_subject_that_is_not_there_is_told_at_once(tmp_path, capsys, by):
+    assert run(["bisect", "nowhere", "-o", str(tmp_path / "out"), "--test", "kl<1", "--by", *by.split()]) == 2
+    assert "no model at 'nowhere'" in capsys.readouterr().err
+
+
+def test_a_program_that_is_not_there_is_told_at_once(tmp_path, capsys):
+    given = ["--by", "flags", "--good", "", "--bad", "A=1", "--test", "bits", "-o", str(tmp_path / "out")]
+    assert run(["bisect", str(tmp_path / "mine.py:program"), *given]) == 2
+    assert "no such file" in capsys.readouterr().err

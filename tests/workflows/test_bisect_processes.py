@@ -90,6 +90,21 @@ def test_the_commit_of_thirty_that_changed_an_epsilon_is_found_by_a_command(tmp_
 
 
 @pytest.mark.usefixtures("history")
+def test_ctrl_c_leaves_no_worktree(tmp_path, capsys, monkeypatch):
+    from precaudit.diagnosis.bisection import processes
+
+    def broken(*_words):
+        assert len(git(".", "worktree", "list").splitlines()) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "run_command", broken)
+    given = ["--good", "HEAD~30", "--bad", "HEAD", "--test-command", "true"]
+    assert bisect(tmp_path, "commits", *given) == 130
+    assert "0 trials are kept" in capsys.readouterr().err
+    assert len(git(".", "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.usefixtures("history")
 def test_commits_that_cannot_be_told_leave_a_range_and_3(tmp_path, capsys):
     command = "tail -1 mine.py | grep -qE 'commit (18|19|20)$' && exit 125; grep -q 1e-5 mine.py"
     assert bisect(tmp_path, "commits", "--good", "HEAD~30", "--bad", "HEAD", "--test-command", command) == 3

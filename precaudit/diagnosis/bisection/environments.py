@@ -99,5 +99,7 @@ def _make(requirement: str, words: list[str]) -> None:
     said = [x.strip() for x in (done.stderr + done.stdout).splitlines() if x.strip()]
     errors = [x for x in said if re.match("error|×", x, re.IGNORECASE)] or said
     offline = any(OFFLINE.search(x) for x in said)
+    if any("Requires-Python" in x for x in said):
+        raise UserError(f"no environment with {requirement}: it needs another Python than {sys.version.split()[0]}")
     why = "the package index cannot be reached" if offline else errors[-1] if errors else "nothing said"
     raise UserError(f"no environment with {requirement}: {why}")
