@@ -233,7 +233,7 @@ def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, m
     together = next((v for v in far if v.metric in METRICS), None)
     size = "" if together is None else f", {value(together.value or 0.0):.2g} × what rounding makes {together.text}"
     single = sum(v.metric not in METRICS for v in far)
-    off = f"{single} forward errors and {len(pairs)} top-1 tokens are off{size}"
+    off = f"{single} forward errors and {len(pairs)} predictions of two views are off{size}"
     says = f"{off}, and no recorded operation is: {more}"
     first = far[0] if far else judge_pair(pairs[0])
     prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])

@@ -14,6 +14,7 @@ from precaudit.judging.rules import judge_pair
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.forward import NotChained
+from precaudit.schema.limits import default_limits
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -45,9 +46,10 @@ def view_findings(
                 says += f", first {parting.point}{step_text(parting.step)} ({parting.source})"
             yield _finding("semantics", f"{view} is not {against}", says, its, parting)
         else:
-            says = (
-                f"top-1 of {view} or {against} is neither FP64's nor a near tie at {at}; no recorded operation is off"
-            )
+            far = max((p.kl_ratio or 0.0 for p in its), default=0.0)
+            top1 = f"top-1 of {view} or {against} is neither FP64's nor a near tie at {at}"
+            apart = f"{view} and {against} are {far:.3g} × as far apart in KL as rounding makes them, at {at}"
+            says = f"{apart if far > default_limits().kl.value else top1}; no recorded operation is off"
             yield _finding("unknown", UNNAMED, says, its, None)
 
 

@@ -2,7 +2,7 @@
 
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.limits import Limits
+from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import (
     SAME,
     farthest_formula,
@@ -94,12 +94,16 @@ def _lacking(e: ErrorRecord) -> str | None:
 
 
 def judge_pair(p: PrefillDecodeRecord) -> Verdict:
-    """Judge two views of one position: their top-1 and FP64's agree, or they are near ties in FP64."""
+    """Judge two views of one position: their top-1 and FP64's agree, or are near ties there, and KL is rounding's."""
     if not p.finite:
         return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     if p.f64_apart is not None:
         apart = f"FP64 logits of {p.view} are {value(p.f64_apart):.1e} off those of {p.against}"
         return Verdict.of_pair(p, "fail", text=f"{apart}: they are not one function", value=value(p.f64_apart))
+    most = default_limits().kl.value
+    if (times := p.kl_ratio) is not None and times > most:
+        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {times:.3g} × what rounding makes"
+        return Verdict.of_pair(p, "fail", metric="kl", text=text, value=value(p.kl), limit=most * value(p.kl_noise))
     if p.agree:
         return Verdict.of_pair(p, "pass", text="" if p.match else "each as FP64 is with its own lengths in RoPE")
     if p.near_tie:

@@ -65,9 +65,10 @@ class Verdict(Record, frozen=True):
         """Return a verdict on a line of prefill_decode.jsonl."""
         if "value" in found:
             found["value"] = json_number(found["value"])
+        found.setdefault("metric", "top1")
         return cls(
             status=status, kind=f"{p.against}/{p.view}", prompt=p.prompt, phase=p.view, step=p.step, point=LOGITS,
-            metric="top1", scope="token", index=p.position, **found,
+            scope="token", index=p.position, **found,
         )  # fmt: skip
 
     @property

@@ -42,10 +42,10 @@ def comparison_report(
 
     ``verbose``: a line a layer and point with all its sizes; ``every``: all layers, all notes.
     """
-    other = top1_disagreements(found.prefill_decode)[: None if verbose or every else TIES]
-    return _report(
-        found, verdict, verbose, every, prefill_decode_table(other, quote_tokens(found.run, top_tokens(other)))
-    )
+    pairs = found.prefill_decode
+    other = pairs if every else top1_disagreements(pairs)[: None if verbose else TIES]
+    names = quote_tokens(found.run, top_tokens(other))
+    return _report(found, verdict, verbose, every, prefill_decode_table(other, names, every))
 
 
 def comparison_page(found: Comparison) -> Report:

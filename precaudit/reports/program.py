@@ -60,7 +60,7 @@ def program_report(
     rest = len(found) - len(kept)
     more = (f"and {rest} more points, which pass (--all shows them)",) if rest else ()
     whole, part = (fitting.Table(title, COLUMNS, tuple(r), left) for r in (found, [found[i] for i in kept]))
-    twice = prefill_decode_table(pairs_of(opened))
+    twice = prefill_decode_table(pairs_of(opened), every=every)
     others = () if twice is None else (twice,)
     sections = (
         Section(tables=(whole, *others), lines=said, only="pages"),

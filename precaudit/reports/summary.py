@@ -285,8 +285,9 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     if not pairs:
         return None
     match, near = sum(p.match for p in pairs), sum(bool(p.near_tie) for p in pairs if not p.match)
-    kls = [x for x in (value(p.kl) for p in pairs) if isfinite(x)]
-    largest = f"; largest KL {max(kls):.1e}" if kls else ""
+    known = [p for p in pairs if isfinite(value(p.kl))]
+    most = max(known, key=lambda p: value(p.kl), default=None)
+    largest = "" if most is None else f"; largest KL {value(most.kl):.1e}, at position {most.position} of {most.prompt}"
     none = sum(not p.finite for p in pairs)
     largest += f"; {none} have none: logits are NaN or infinite" if none else ""
     formula = sum(bool(p.agree) and not p.match for p in pairs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from precaudit.reports.digits import digits, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
+from precaudit.reports.worst import is_beyond_rounding
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
@@ -77,13 +78,17 @@ def _match(p: PrefillDecodeRecord) -> str:
     """Return how two top-1 go together; by length: each is FP64's with its own lengths in RoPE."""
     if p.f64_apart is not None:
         return "other function"
+    if is_beyond_rounding(p):
+        return "KL beyond rounding"
     return "yes" if p.match else "near tie" if p.near_tie else "by length" if p.agree else "NO"
 
 
-def prefill_decode_table(pairs: Sequence[PrefillDecodeRecord], names: Mapping[int, str] | None = None) -> Table | None:
-    """Return prefill's last position against decode0 for every prompt, and rescore against decode where they differ.
+def prefill_decode_table(
+    pairs: Sequence[PrefillDecodeRecord], names: Mapping[int, str] | None = None, every: bool = False
+) -> Table | None:
+    """Return the positions that two views see: prefill's last for every prompt, and where views differ.
 
-    ``names``: what tokens say, shown beside their ids.
+    ``names``: what tokens say, shown beside their ids; ``every``: all positions.
     """
     rows = []
 
@@ -92,15 +97,15 @@ def prefill_decode_table(pairs: Sequence[PrefillDecodeRecord], names: Mapping[in
 
     for p in pairs:
         first = p.prefill_last_top1 is not None
-        if first or not p.match or p.f64_match is False or p.f64_apart is not None:
+        if every or first or not p.match or p.f64_match is False or p.f64_apart is not None or is_beyond_rounding(p):
             views = p.against if p.view == "decode" else f"{p.against} ({p.view})"
             rows.append((
-                p.prompt, views if first else f"{views} {p.step}",
+                p.prompt, views if first else f"{views} {p.step}", str(p.position),
                 token(p.prefill_top1), token(p.decode_top1), token(p.f64_top1),
                 digits(p.prefill_gap), digits(p.decode_gap),
                 digits(p.f64_gap), _match(p), short(p.kl), short(p.max_diff),
             ))  # fmt: skip
-    columns = ("prompt", "against", "top-1", "decode", "FP64", "gap", "decode", "FP64", "match", "KL")
+    columns = ("prompt", "against", "position", "top-1", "decode", "FP64", "gap", "decode", "FP64", "match", "KL")
     title = "Prefill against decode at the same position: top-1 tokens and gaps to the second"
     left = ("prompt", "against", "match")
     return Table(title, (*columns, "max_diff"), tuple(rows), left) if rows else None

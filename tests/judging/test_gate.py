@@ -741,6 +741,10 @@ def pair(honest, **fields):
         ({"match": True, "near_tie": None, "f64_match": None}, "unknown"),
         ({"match": True, "near_tie": True, "f64_match": False}, "pass"),
         ({"match": True, "near_tie": False, "f64_match": False}, "fail"),
+        ({"kl": 6e-3, "kl_noise": 1e-4}, "pass"),
+        ({"kl": 0.79, "kl_noise": 1e-4}, "fail"),
+        ({"kl": 0.79, "kl_noise": 1e-4, "match": False, "near_tie": True}, "fail"),
+        ({"kl": 0.79, "kl_noise": 1e-4, "f64_against_top1": 3}, "fail"),  # another length, and not its FP64's top-1
     ],
 )
 def test_prefill_against_decode(honest, fields, status):

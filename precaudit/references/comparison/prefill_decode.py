@@ -79,7 +79,8 @@ def compare_views(
     """Return the record of a position that ``against`` and decode see.
 
     ``f64``: FP64 logits [V] of both views, which are of one function unless they differ by more than FP64 rounds;
-    ``sigma``: rms of the emulated error of logits, by which ties are near.
+    ``sigma``: rms of the emulated error of logits, by which ties are near. Errors of σ in either view's logits make a
+    KL of Var(δ)/2 = σ² to second order, whatever the distribution (Kullback 1959, §2.6).
     """
     a, b = views
     finite = a.finite and b.finite and all(bool(np.isfinite(x).all()) for x in f64)
@@ -103,9 +104,11 @@ def compare_views(
     names: dict[str, Any] = {"prefill_last_top1": a.top1, "decode0_top1": b.top1} if against == "prefill" else {}
     x, y = a.logits, b.logits
     sizes = (json_number(kl(x, y)), json_number(_largest(x, y))) if x is not None and y is not None else (None, None)
+    noise = json_number(sigma**2) if sizes[0] is not None and isfinite(sigma) and len(f64) == 2 else None
     return PrefillDecodeRecord(
         prompt=prompt, against=against, step=b.step, position=a.position, prefill_top1=a.top1, decode_top1=b.top1,
-        prefill_gap=a.gap, decode_gap=b.gap, match=match, kl=sizes[0], max_diff=sizes[1], **known, **names,
+        prefill_gap=a.gap, decode_gap=b.gap, match=match, kl=sizes[0], kl_noise=noise, max_diff=sizes[1],
+        **known, **names,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ class PrefillDecodeRecord(Record, frozen=True):
     ``f64_against_top1``: FP64's top-1 of the first view where that has a formula of its own, since RoPE turned its rows
     by another length (precaudit/schema/lengths.py); ``f64_top1`` is decode's. Of a program ``against`` and ``view`` are
     the entry points, ``view`` the one that sees a row at a time; ``f64_apart``: ‖a − b‖ / ‖b‖ of their FP64 logits
-    where these are apart, so that they are not one function.
+    where these are apart, so that they are not one function. ``kl_noise``: what rounding of both views makes of ``kl``.
     """
 
     prompt: str
@@ -33,6 +33,7 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: Index | None = None
     f64_against_top1: Index | None = None
     f64_apart: Number | None = None
+    kl_noise: Number | None = None
     view: str = "decode"
 
     @property
@@ -41,6 +42,14 @@ class PrefillDecodeRecord(Record, frozen=True):
         if self.f64_match is None or self.f64_against_top1 is None:
             return self.f64_match and self.match
         return self.f64_match and self.prefill_top1 == self.f64_against_top1
+
+    @property
+    def kl_ratio(self) -> float | None:
+        """KL over what rounding makes of it; None where that is not known, or each view has a formula of its own."""
+        if self.kl is None or self.kl_noise is None or self.f64_against_top1 is not None:
+            return None
+        most, noise = float(self.kl), float(self.kl_noise)
+        return most / noise if noise else float("inf") if most else 0.0
 
     @property
     def finite(self) -> bool:
