@@ -744,12 +744,17 @@ def pair(honest, **fields):
         ({"kl": 6e-3, "kl_noise": 1e-4}, "pass"),
         ({"kl": 0.79, "kl_noise": 1e-4}, "fail"),
         ({"kl": 0.79, "kl_noise": 1e-4, "match": False, "near_tie": True}, "fail"),
-        ({"kl": 0.79, "kl_noise": 1e-4, "f64_against_top1": 3}, "fail"),  # another length, and not its FP64's top-1
     ],
 )
 def test_prefill_against_decode(honest, fields, status):
     found = judge_pair(pair(honest, **fields))
     assert (found.status, found.kind, found.phase) == (status, "prefill/decode", "decode")
+
+
+def test_kl_of_views_with_formulas_of_their_own_is_not_judged(honest):
+    one = pair(honest, kl=0.79, kl_noise=1e-4)
+    assert judge_pair(one).text.startswith("KL of 0.79 nats at position ")
+    assert judge_pair(change(one, f64_against_top1=one.prefill_top1)).status == "pass"  # RoPE by two lengths
 
 
 def test_a_mismatch_makes_the_gate_fail(honest):
