@@ -18,6 +18,7 @@ from precaudit.diagnosis.evidence.inside import formats_inside, inside_findings,
 from precaudit.diagnosis.evidence.records import Finding, findings_frame
 from precaudit.diagnosis.named import UNNAMED, NamedOperation
 from precaudit.diagnosis.naming import name_formula
+from precaudit.diagnosis.padding_read import padding_read
 from precaudit.diagnosis.unwritten import unwritten
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.explicit import without_mesh
@@ -288,7 +289,8 @@ def _cause(book: MappedTextbook, beside: Shown, pair: Pair, v: Verdict) -> Named
     suspect = v.status == "input suspect"
     if pair in beside.caches:
         return name_cache(book, beside, pair, suspect, v.prompt)
-    return unwritten(book, beside, pair) or name_formula(book, beside, pair, suspect)
+    stated = unwritten(book, beside, pair) or padding_read(book, beside, pair)
+    return stated or name_formula(book, beside, pair, suspect)
 
 
 def finding(

@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 
+from precaudit.diagnosis.padding_read import READ, padding_read
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder.earlier import Earlier
 from precaudit.models.numpy_decoder.forward import Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.models.numpy_decoder.rounding import FP64
-from precaudit.references.formula import Rests, formula_notes
+from precaudit.references.formula import Rests, Shown, formula_notes
+from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.padding import padding, possible_leads
-from precaudit.references.sequences import Before, Beginning, find_beginnings
+from precaudit.references.sequences import Before, Beginning, Tokens, find_beginnings
 from tests.helpers.paths import FIXTURES
 
 SHOWN = ("attn_norm", "q", "k", "v", "attn_out", "resid_out", "logits")
@@ -81,6 +83,28 @@ def test_padding_that_is_read_is_none(model):
     ids, shown = batch(model, PADS, whole[0, "attn_out"][PADS:])
     first = {"0": ids, "1": np.asarray([PADS, 0])}
     assert padding(model, shown, slice(0, ROWS), first, (0, ids), NEAR) is None
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "passed over"])
+def test_attention_over_padding_is_named(model, reads):
+    ids, shown = batch(model, PADS)
+    if reads:
+        shown[0, "attn_out"][0, PADS:] = values(model, ids[0])[0, "attn_out"][PADS:]
+    rows = np.arange(PADS, ROWS)
+    sequences = (
+        Tokens(ids[0, PADS:], rows, Earlier(turned=PADS), lead=PADS),
+        Tokens(ids[1], np.arange(ROWS)),
+    )
+    pairs = {name: Pair(name, 0, None, None, "") for name in ("attn_norm", "q", "attn_out")}
+    seen = {pair: shown[0, name] for name, pair in pairs.items()}
+    book = MappedTextbook(model, tuple(pairs.values()), None, "")
+    found = padding_read(book, Shown(seen, {}, [slice(0, ROWS)], sequences, {}, {}), pairs["attn_out"])
+    assert (found is not None) == reads
+    if reads:
+        assert (found.cause, found.says) == (
+            READ,
+            f"attention reads the padding before its sequences, up to {PADS} rows",
+        )
 
 
 def decoded(model, reads_padding=False):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from examples import own_decoder as own
-from precaudit import compare, trace
+from precaudit import compare, diagnose, trace
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from tests.helpers import padded_batches as padded
@@ -77,6 +77,17 @@ def test_a_mistake_of_padding_fails_in_the_phase_that_makes_it(tmp_path, checkpo
     found, _ = judged(tmp_path, checkpoint, make())
     assert found.exit_code == 1
     assert {v.phase for v in found.verdicts if v.status == "fail"} == phases
+
+
+@pytest.mark.slow
+def test_padding_that_a_prefill_reads_is_named(tmp_path, checkpoint):
+    """Its positions count it, so that the decode alone says that it is padding."""
+    program = padded.left("padding seen", counted=True)
+    run = trace(program, tmp_path / "run")
+    (found,) = diagnose(run, program, model=str(checkpoint)).findings
+    assert (found.cause, found.phases, found.point, found.layers) == (
+        "padding read", ("prefill call",), "attn_out", tuple(range(padded.LAYERS)),
+    )  # fmt: skip
 
 
 @pytest.mark.slow
