@@ -65,7 +65,12 @@ def bisect(
     from precaudit.diagnosis.bisection.trials import Trials
 
     trials = Trials(
-        _asked(request, source), request.criterion, source.measure, folder, tell, request.criterion.name == "exit"
+        _asked(request, source),
+        request.criterion,
+        source.measure,
+        folder,
+        tell,
+        request.criterion.name in ("exit", "verdict"),
     )
     trials.open(request.force)
     try:

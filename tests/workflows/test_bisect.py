@@ -157,6 +157,15 @@ def test_wrong_use_is_one_line_and_2(tmp_path, capsys, given, says):
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_a_verdict_is_that_of_each_policy_and_made_twice(tmp_path, capsys):
+    given = ["--good", "fp32", "--bad", "bf16", "--test", "verdict", "--points", "logits"]
+    assert bisect(tmp_path, *given, *TEXT) == 2
+    assert "B (bf16) is good already by verdict" in capsys.readouterr().err
+    trials = [json.loads(x) for x in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()[1:]]
+    assert [(t["answers"], t["figures"]["verdict"]) for t in trials] == [(["good", "good"], 0.0)] * 2
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

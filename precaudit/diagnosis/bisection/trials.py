@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.limits import Criterion, judge_figures
 from precaudit.diagnosis.bisection.records import BisectionAsked, BisectionTrial, Word
-from precaudit.errors import CannotJudge, UserError
+from precaudit.errors import CannotJudge, UserError, enough_memory
 from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.lines import decode_lines, encode
 
@@ -94,7 +94,8 @@ class Trials:
         """Measure a trial once, or once more."""
         begun, figures, why = time.perf_counter(), Figures(), ""
         try:
-            figures = self.measure(trial.changes, self.folder / RUNS / self._run_name(trial))
+            with enough_memory():
+                figures = self.measure(trial.changes, self.folder / RUNS / self._run_name(trial))
             base = self.base if trial.changes else figures
             word, near, why = judge_figures(self.criterion, figures, base)
         except UserError as error:
