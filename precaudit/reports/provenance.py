@@ -43,6 +43,7 @@ def _model(r: RunRecord) -> Iterator[tuple[str, str]]:
     yield "prompts", ", ".join(asked.prompts)
     yield "decode steps", str(asked.decode_steps)
     yield "device", f"{r.device} × {r.device_count}"
+    yield "mesh", ", ".join(f"{axis} {n}" for axis, n in r.mesh.items())
     yield "XLA flags", r.xla_flags
     yield from _common(r)
     yield "commit", r.commit or ""
