@@ -32,12 +32,18 @@ def bisect_report(found: Bisection, trials: Sequence[BisectionTrial], folder: st
         ("trials", f"{found.trials}, {found.made} of them made now, {found.unknown} could not be told"),
     )  # fmt: skip
     return Report(
-        Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}; {PROOFS[found.proof]}."),
+        Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}{_proof(found)}."),
         (Section("What was asked", facts=facts), Section("Trials", tables=(table,), lines=KEY)),
         notes=tuple(f"note: {n}" for n in found.notes),
         ending=(f"Trials: {folder}/trials.jsonl; what was found: {folder}/bisect.json",), command="bisect",
         title=f"{asked.subject} by {asked.by}", records=[found, *trials],
     )  # fmt: skip
+
+
+def _proof(found: Bisection) -> str:
+    """Return how sure it is that no set is smaller, after a semicolon; nothing where one change does it."""
+    plain = found.proof == "smallest" and len(found.sets[0]) == 1
+    return "" if plain else f"; {PROOFS[found.proof]}"
 
 
 def _sentence(found: Bisection) -> str:
