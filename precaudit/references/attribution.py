@@ -16,13 +16,20 @@ CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed
 class Attribution:
     """``name``: ``exact``, an emulation, or ``none of these``; ``share``: what it explains; ``left_u``: what is left.
 
-    ``passes``: the default limits of the gate hold.
+    ``passes``: the default limits of the gate hold; ``inherits``: where they do not, the recorded point between inputs
+    and result from which it closes, so that what fails is before it.
     """
 
     name: str
     share: float
     left_u: float
     passes: bool
+    inherits: str | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether this operation itself is more than rounding."""
+        return not self.passes and self.inherits is None
 
 
 def attribute(record: ErrorRecord) -> Attribution | None:
@@ -44,7 +51,8 @@ def attribute(record: ErrorRecord) -> Attribution | None:
         return Attribution("exact", 1.0, left, passes)
     known = shares[policy] >= (EXPLAINS if passes else CLEARLY)
     best = policy if known else max(shares, key=lambda name: shares[name])
-    return Attribution(best if shares[best] >= EXPLAINS else "none of these", shares[best], left, passes)
+    name, inherits = best if shares[best] >= EXPLAINS else "none of these", None if passes else record.inherits
+    return Attribution(name, shares[best], left, passes, inherits)
 
 
 def first_failing(errors: list[ErrorRecord]) -> ErrorRecord | None:

@@ -90,6 +90,8 @@ def blame_text(a: Attribution | None) -> str:
     """Return who explains an error, in a few characters."""
     if a is None:
         return "unknown"
+    if a.inherits is not None:
+        return f"from {a.inherits}"
     if a.name == "exact":
         return "exact"
     if a.name == "none of these":
@@ -187,14 +189,14 @@ def _place(e: ErrorRecord) -> tuple[object, ...]:
 
 def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say how many local errors are explained, and name the first that is not."""
-    rows, lost, unknown, why = 0, 0, 0, ""
+    rows, lost, later, unknown, why = 0, 0, 0, 0, ""
     first: tuple[ErrorRecord, Attribution] | None = None
     for e in of_kinds(errors, "local"):
         if e.numberless is not None:
             unknown, why = unknown + 1, why or e.numberless
         if (a := attribute(e)) is not None:
-            rows, lost = rows + 1, lost + (not a.passes)
-            if not a.passes and (first is None or _deep(e) < _deep(first[0])):
+            rows, lost, later = rows + 1, lost + a.fails, later + (a.inherits is not None)
+            if a.fails and (first is None or _deep(e) < _deep(first[0])):
                 first = e, a
     tail = f" {unknown} are unknown ({why})." if unknown else ""
     if not rows:
@@ -210,8 +212,9 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     best = "the best emulation" if a.name == "none of these" else a.name
     known = isfinite(a.share) and isfinite(a.left_u)
     explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
+    more = f"; {later} inherit from a point that is" if later else ""
     return (
-        f"{lost} of {rows} local errors are more than rounding. First: {where} ({row_place(e)}): "
+        f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "
         f"{value(e.rel_l2):.1e} off{explained}{values}.{tail}"
     )
 
@@ -287,7 +290,7 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     match, near = sum(p.match for p in pairs), sum(bool(p.near_tie) for p in pairs if not p.match)
     known = [p for p in pairs if isfinite(value(p.kl))]
     most = max(known, key=lambda p: value(p.kl), default=None)
-    largest = "" if most is None else f"; largest KL {value(most.kl):.1e}, at position {most.position} of {most.prompt}"
+    largest = "" if most is None else f"; largest KL {value(most.kl):.1e} ({most.prompt} t{most.position})"
     none = sum(not p.finite for p in pairs)
     largest += f"; {none} have none: logits are NaN or infinite" if none else ""
     formula = sum(bool(p.agree) and not p.match for p in pairs)

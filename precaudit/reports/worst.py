@@ -120,6 +120,8 @@ def _least_explained(x: SummaryLine) -> str:
     """Return the least share explained of a point's local errors; marked where more is left than rounding leaves."""
     a = x.blame
     assert a is not None
+    if a.inherits is not None:
+        return f"from {a.inherits}"
     if a.name == "none of these":
         return f"{'' if a.passes else '✗ '}{a.left_u:.1f}u left"
     return f"{'' if a.passes else '✗ '}{share_text(a)}"
@@ -141,8 +143,9 @@ def explained_by(errors: Sequence[ErrorRecord]) -> str:
     """Say who explains the local errors of each point, those of one name together."""
     by: dict[str, list[str]] = {}
     for point, found in _points(errors).items():
-        for name in dict.fromkeys(blame_text(x.blame).split(",")[0] for x in found if x.blame is not None):
-            by.setdefault(name.split(" (")[0], []).append(point)
+        texts = (blame_text(x.blame).split(",")[0].split(" (")[0] for x in found if x.blame is not None)
+        for name in dict.fromkeys(texts):
+            by.setdefault(name, []).append(point)
     if not by:
         return ""
     most = max(by, key=lambda name: len(by[name]))

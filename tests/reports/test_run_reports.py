@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
@@ -24,8 +25,10 @@ from precaudit.reports import fitting
 from precaudit.reports.comparison import comparison_report
 from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
+from precaudit.reports.summary import local_sentence
 from precaudit.reports.terminal import print_report
 from precaudit.reports.tokens import quote_tokens
+from precaudit.reports.worst import explained_by
 from tests.helpers.runs import everything, record
 
 NUMBER = re.compile(r"\d\.\d(?:e[-+]?\d+)? L\d+|\d\.\de-\d+")
@@ -113,6 +116,18 @@ def test_one_screen_however_many_layers(runs):
     more = replace(runs["honest"], errors=[*runs["honest"].errors, *many])
     assert len(printed(more, 80).splitlines()) <= 45
     assert printed(more, 80).count("\n") - printed(runs["honest"], 80).count("\n") <= 2
+
+
+def test_sentences_count_local_errors_as_the_gate_does(runs):
+    """Attention's output after wrong scores is not a fault of its own: it inherits, and the gate suspects its input."""
+    by_status = Counter(v.status for v in gate(runs["faulty"]).verdicts if v.kind == "local")
+    said = local_sentence(runs["faulty"].errors)
+    assert by_status["fail"] > 0
+    assert by_status["input suspect"] > 0
+    assert said.startswith(f"{by_status['fail']} of ")
+    assert f"; {by_status['input suspect']} inherit from a point that is. First: layer 0 scores" in said
+    line = next(x for x in explained_by(runs["faulty"].errors).split("; ") if "none of these" in x)
+    assert line.endswith("none of these: scores")
 
 
 def told(runs, a, b, unknown=()):
