@@ -140,9 +140,7 @@ def command(
     with progress_bar() as advance, references(no_cache) as cache:
         options = CompareOptions(accum=accums, model=model, partial=partial, cache=cache, formula=formula, held=False)
         found = compare(opened, against, asked, options, advance)
-    if asked is None:
-        write_whole(found.folder / "report.md", as_markdown(comparison_page(found), 1, None), inside=True)
-    if as_json:
+    if as_json and asked is not None:
         return deliver(Report(None, records=found.errors), as_json)
     if against is not None:
         verdict = _apart(found.errors, run, against)
@@ -150,6 +148,10 @@ def command(
         verdict = headline(gate(recall(run)), str(run))  # with what an earlier --formula found of it
     else:
         verdict = headline(judge_found(found), str(run), " in what was selected")
+    if asked is None:
+        write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
+    if as_json:
+        return deliver(Report(None, records=found.errors), as_json)
     report = comparison_report(found, verdict, verbose, every)
     where = f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
     return deliver(replace(report, ending=(*report.ending, where)), as_json)
@@ -273,7 +275,8 @@ def _program(
     else:
         with progress_bar() as advance:
             errors = compare_program(opened, program, reference, advance, accum)
-        write_whole(run / "report.md", as_markdown(program_report(opened, errors), 1, None), inside=True)
+        page = program_report(opened, errors, headline(gate(run), str(run)))
+        write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
     whole, errors = errors, errors if look is None else look.of(errors)
     if as_json:
         return deliver(Report(None, records=errors), as_json)

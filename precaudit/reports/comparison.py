@@ -48,9 +48,9 @@ def comparison_report(
     return _report(found, verdict, verbose, every, prefill_decode_table(other, names, every))
 
 
-def comparison_page(found: Comparison) -> Report:
+def comparison_page(found: Comparison, verdict: Headline | None = None) -> Report:
     """Return the report of a comparison with everything there is."""
-    return _report(found, None, True, True, prefill_decode_table(found.prefill_decode))
+    return _report(found, verdict, True, True, prefill_decode_table(found.prefill_decode))
 
 
 def recalled_report(found: Gathered, verbose: bool = False, every: bool = False, page: bool = False) -> Report:

@@ -10,8 +10,15 @@ import unicodedata
 from html import escape
 from typing import Any
 
-# Markdown and GitHub's additions: markup, HTML, links, images, mentions and references
-_MARKUP = re.compile(r"[\\`*\[\]|<>~]|^[ \t]*(?:[#+=-]|\d+[.)])|://|www\.|@|(?<=\w)#(?=\d)|&", re.MULTILINE)
+# Markdown and GitHub's additions: markup, HTML, links, images, mentions and references. A bracket acts at the beginning
+# of a line and before ( or [, a mark of a list or a heading before a space; a number is none.
+# CommonMark 0.31, §4.2, §4.7, §5.2, §6.3.
+_MARKUP = re.compile(
+    r"[\\`*|<>~]|\](?=[(\[])|^[ \t]*\["
+    r"|^[ \t]*(?:(?:#{1,6}|[+-]|\d{1,9}[.)])(?=[ \t]|$)|[=-]+(?=[ \t]*$)|(?:_[ \t]*){3,}$)"
+    r"|://|www\.|@|(?<=\w)#(?=\d)|&",
+    re.MULTILINE,
+)
 _COMMAND = re.compile(r"::(?=\w)|##(?=\[)")
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 _XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

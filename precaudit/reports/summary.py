@@ -173,14 +173,8 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
 
 
 def _percent(share: float) -> str:
-    """Return a share so that 99.99 % does not read as all."""
-    return (
-        f"{100 * share:.2f} %"
-        if share > 0.99
-        else f"{100 * share + 0.0:.0f} %".replace("-0 %", "0 %")
-        if share > -10
-        else "none of it"
-    )
+    """Return a share so that 99.99 % does not read as all; what makes the rest larger explains none of it."""
+    return f"{100 * share:.2f} %" if share > 0.99 else f"{100 * share:.0f} %" if share > 0 else "none of it"
 
 
 def _place(e: ErrorRecord) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.writer import safe_name
 from precaudit.reports.comparison import comparison_page
+from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown
 from precaudit.reports.policies import PolicyRow, policy_differences, row_of
 from precaudit.schema.policies import Policy
@@ -164,6 +165,8 @@ def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Com
     from precaudit.references.comparison.compare import compare
 
     found = compare(open_run(path), None, None, options, tell)
-    write_whole(path / "report.md", as_markdown(comparison_page(found), 1, None), inside=True)
     tell(0, 1, "judging")
-    return found, row_of(found, gate(found))
+    judged = gate(found)
+    page = comparison_page(found, headline(judged, str(path)))
+    write_whole(path / "report.md", as_markdown(page, 1, None), inside=True)
+    return found, row_of(found, judged)

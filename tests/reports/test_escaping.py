@@ -69,6 +69,22 @@ def test_markdown_shows_text_as_text(text):
 
 
 @given(texts)
+def test_text_at_the_beginning_of_a_line_is_no_block_of_markdown(text):
+    tokens = {t.type for t in MARKDOWN.parse(escaped(text))}
+    assert tokens <= {"paragraph_open", "inline", "paragraph_close", "code_block"}  # indented text is shown as it is
+
+
+@pytest.mark.parametrize("text", ["2.4e-1 L4", "-0.5", "99.9%", "worst element [2, 13, 12]: 35.8", "= 3", "#3 of 4"])
+def test_numbers_and_indices_are_read_as_they_are_written(text):
+    assert escaped(text).replace("&#35;", "#") == text
+
+
+@pytest.mark.parametrize("text", ["[a](u)", "![a](u)", "[a][b]", "[a]: u", "[x] done", "1. a", "- a", "# a", "---"])
+def test_what_would_act_is_escaped(text):
+    assert "&#" in escaped(text)
+
+
+@given(texts)
 def test_a_code_span_is_one(text):
     tokens = MARKDOWN.parse(f"a {code_span(text)} b")
     children = [c.type for t in tokens if t.type == "inline" for c in t.children]

@@ -22,9 +22,10 @@ from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.reports import fitting
-from precaudit.reports.comparison import comparison_report
+from precaudit.reports.comparison import comparison_page, comparison_report
 from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
+from precaudit.reports.pages import as_markdown
 from precaudit.reports.summary import local_sentence
 from precaudit.reports.terminal import print_report
 from precaudit.reports.tokens import quote_tokens
@@ -117,6 +118,14 @@ def test_one_screen_however_many_layers(runs):
     more = replace(runs["honest"], errors=[*runs["honest"].errors, *many])
     assert len(printed(more, 80).splitlines()) <= 45
     assert printed(more, 80).count("\n") - printed(runs["honest"], 80).count("\n") <= 2
+
+
+def test_the_page_in_markdown_begins_with_the_verdict_and_reads_as_text(runs):
+    verdict = headline(gate(runs["faulty"]), "run")
+    text = as_markdown(comparison_page(runs["faulty"], verdict), 1, None)
+    assert text.splitlines()[2] == verdict.text
+    assert verdict.mark == "✗"
+    assert "&#" not in text
 
 
 def test_sentences_count_local_errors_as_the_gate_does(runs):
