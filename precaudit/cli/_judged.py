@@ -18,18 +18,22 @@ def deliver_judgement(
     verbose: bool = False,
 ) -> int:
     """Print a judgement, write the files asked for, and return the exit code."""
+    from precaudit.reports.findings import causes_by_place
     from precaudit.reports.gate import gate_report
+    from precaudit.reports.gathered import findings_of
     from precaudit.reports.report import Report
 
+    causes = causes_by_place(j, findings_of(Path(run), j) or ())
     if junit is not None:
         from precaudit.reports.junit import render_junit
 
-        write(junit, render_junit(j))
+        write(junit, render_junit(j, causes))
     if github:
         from precaudit.reports.annotations import annotations
 
-        for line in annotations(j):
+        for line in annotations(j, causes=causes):
             click.echo(line)
     bare = as_json and markdown is None  # nothing but the records is wanted
-    deliver(Report(None, records=j.verdicts) if bare else gate_report(j, run, verbose), as_json, markdown=markdown)
+    report = Report(None, records=j.verdicts) if bare else gate_report(j, run, verbose, causes)
+    deliver(report, as_json, markdown=markdown)
     return j.exit_code

@@ -1,7 +1,10 @@
 """The report of a judgement: a message a group of verdicts, worst first; for pages a table of them."""
 
+from types import MappingProxyType
+
 from precaudit.judging.judgement import Judgement
 from precaudit.reports.digits import digits
+from precaudit.reports.findings import Causes
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import headline, how_far
 from precaudit.reports.judgement import Group, drift_lines, groups, place_text_of, rest, tally, verdict_message
@@ -12,10 +15,10 @@ SHOWN = 20  # on pages; the rest are counted
 COLUMNS = ("verdict", "where", "source", "kind", "metric", "value", "limit", "others", "budget's reason")
 
 
-def gate_report(j: Judgement, run: str, verbose: bool = False) -> Report:
+def gate_report(j: Judgement, run: str, verbose: bool = False, causes: Causes = MappingProxyType({})) -> Report:
     """Return the report of a judgement of ``run``, a folder or a file of records.
 
-    ``verbose``: every group, also of those that only inherit.
+    ``verbose``: every group, also of those that only inherit; ``causes``: what diagnose found, first on pages.
     """
     found = groups(j.verdicts)
     own = found if verbose else [g for g in found if g.first.status != "input suspect"]
@@ -29,8 +32,11 @@ def gate_report(j: Judgement, run: str, verbose: bool = False) -> Report:
     ending = (*drift_lines(j), *far, f"verdicts: {tally(j)}")
     rows = tuple(_row(j, g) for g in found[:SHOWN])
     more = (f"… and {len(found) - SHOWN} more groups.",) if len(found) > SHOWN else ()
+    told = tuple(text for texts in causes.values() for text in texts)
+    diagnosis = (Section("Diagnosis", lines=told, only="pages"),) if told else ()
     sections = (
         Section(lines=tuple(lines), only="terminal"),
+        *diagnosis,
         Section(tables=(Table("", COLUMNS, rows, (*COLUMNS[:5], *COLUMNS[7:])),), lines=more, only="pages"),
         Section(lines=ending, only="pages"),
     )

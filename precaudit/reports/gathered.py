@@ -66,19 +66,20 @@ def gather_run(folder: Path) -> Gathered:
         said = gate(folder)
         sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
         return Gathered(
-            folder, filed_errors(opened), said, None, opened, _findings(folder, said),
+            folder, filed_errors(opened), said, None, opened, findings_of(folder, said),
             _of_run(folder, MANIFEST, "shares", Shares),
             _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
         )  # fmt: skip
     found = recall(folder, held=False)
     said = gate(found)
     return Gathered(
-        folder, found.errors, said, found, None, _findings(folder, said),
+        folder, found.errors, said, found, None, findings_of(folder, said),
         _of_run(folder, "run.json", "shares", Shares), _of_run(folder, "run.json", "remedies", Remedy),
     )  # fmt: skip
 
 
-def _findings(folder: Path, said: Judgement) -> tuple[Finding, ...] | None:
+def findings_of(folder: Path, said: Judgement) -> tuple[Finding, ...] | None:
+    """Return what diagnose wrote beside a run, None where nothing, or where the verdict contradicts it."""
     found, fails = _read_lines(folder, "findings.jsonl", Finding), said.exit_code == 1
     if found is None or (fails and not found) or (not fails and any(f.rel_l2 is not None for f in found)):
         return None

@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 import pytest
 
 from precaudit.cli import run
+from precaudit.diagnosis.evidence.records import Finding
 from precaudit.errors import UserError
 from precaudit.judging.budgets import read_budgets
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports import annotations, junit
-from precaudit.reports.escaping import workflow_property
+from precaudit.reports.escaping import workflow, workflow_property
+from precaudit.reports.findings import causes_by_place
 from precaudit.reports.gate import gate_report
 from precaudit.reports.pages import as_markdown
 from precaudit.workflows.audit import read_config
@@ -175,6 +177,37 @@ def test_an_annotation_names_the_line_from_the_root(project):
     outside = annotations.annotations(j, project / "other")
     assert not any("file=" in a for a in outside)
     assert workflow_property("a\n::error::b,c") == "a\\n%3A\\x3aerror%3A\\x3ab%2Cc"
+
+
+def cause(point, layers, fix=""):
+    fields = dict.fromkeys(("rel_l2", "explained", "equal", "second", "worst"))
+    return Finding(
+        **fields, kind="semantics", cause="scale 2", says="it is times 2", layer=layers[0], point=point,
+        layers=layers, phases=("call",), prompts=("a",), records=3, fix=fix,
+    )  # fmt: skip
+
+
+def test_a_diagnosis_stands_where_a_judgement_is_read(project):
+    """At the place that it is of, and where no verdict names that, at the first that fails; suspects say nothing."""
+    later = (verdict("fail", 3, "k"), verdict("input suspect", 1, "q"))
+    j = Judgement("run", (*BAD, *later), {"fail": 2}, places=(*PLACES, (3, "k")))
+    causes = causes_by_place(j, (cause("k", (2, 3), "drop the 2"), cause("k_cache", (0,))))
+    at_k, first = (
+        "scale 2: k of layer 2: it is times 2; change: drop the 2",
+        "scale 2: k_cache of layer 0: it is times 2",
+    )
+    assert causes == {(3, "k"): (at_k,), (0, "q"): (first,)}
+    found = annotations.annotations(j, project, causes)
+    assert len(found) == 4
+    assert not any("input suspect" in a for a in found)
+    assert found[0].endswith(workflow(first))
+    assert found[1].endswith(workflow(at_k))
+    cases = {c.get("name"): c for c in ElementTree.fromstring(junit.render_junit(j, causes)).findall(".//testcase")}
+    assert cases["layer 3 k"].find("failure").text == at_k
+    assert cases["layer 0 q"].find("failure").text == first
+    text = as_markdown(gate_report(j, "run", causes=causes))
+    assert text.index("Diagnosis") < text.index(at_k) < text.index("| fail")
+    assert causes_by_place(Judgement("run", (), {}), (cause("k", (2,)),)) == {}
 
 
 def test_markdown_names_the_line_and_the_budget_s_reason():

@@ -1,0 +1,33 @@
+"""What diagnose found, told where a judgement is read: beside the verdicts of the place that a finding is of."""
+
+from collections.abc import Mapping, Sequence
+
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.judging.judgement import Judgement
+from precaudit.reports.judgement import group_verdicts
+from precaudit.schema.places import point_text
+
+Place = tuple[int | None, str]  # a layer and a point
+Causes = Mapping[Place, tuple[str, ...]]
+
+
+def cause_text(f: Finding) -> str:
+    """Return a finding in one line: its cause, where it is and what was measured, and what to change."""
+    return f"{f.cause}: {point_text(f)}: {f.says}" + (f"; change: {f.fix}" if f.fix else "")
+
+
+def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:
+    """Return the findings of each layer and point that fails; those of a place that does not are of the first.
+
+    A verdict names a program's own point, a finding the point of the reference; some do not meet.
+    """
+    places = [
+        at
+        for at, its in group_verdicts(j.verdicts, lambda v: (v.layer, v.point)).items()
+        if its[0].first.status in ("fail", "nonfinite")
+    ]
+    found: dict[Place, list[str]] = {}
+    for f in findings if places else ():
+        mine = [at for at in places if at[1] == f.point and at[0] in (f.layer, *f.layers)]
+        found.setdefault((mine or places)[0], []).append(cause_text(f))
+    return {at: tuple(texts) for at, texts in found.items()}
