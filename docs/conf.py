@@ -4,13 +4,14 @@ import precaudit
 
 project = "precaudit"
 author = copyright = "the precaudit authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
 exclude_patterns = ["description.md"]  # README.md as a package index shows it
 
 html_theme = "furo"
 html_title = project
 html_copy_source = False
 html_show_sphinx = False
+smartquotes_action = "qe"  # quotes and ellipses; options begin with two hyphens
 
 myst_heading_anchors = 3
 autodoc_typehints = "description"

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from precaudit.cli._groups import GROUPS
+
 COMPLETE = "_PRECAUDIT_COMPLETE"  # what click's shell completion calls the program with
 SPELT = {
     "×": "x", "·": "*", "…": "...", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "≠": "!=", "σ": "sigma", "²": "^2",
@@ -36,8 +38,21 @@ class Commands(click.Group):
         from precaudit.cli._examples import epilog
 
         command: click.Command = import_module(f"{__name__}.{cmd_name}").command
-        command.epilog = epilog(cmd_name)
+        command.name, command.epilog = cmd_name, epilog(cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups, a line each."""
+        names = self.list_commands(ctx)
+        wide = max(map(len, names))
+        grouped = {name for its in GROUPS.values() for name in its}
+        for title, its in {**GROUPS, "Others": [n for n in names if n not in grouped]}.items():
+            commands = [(name, self.get_command(ctx, name)) for name in its]
+            limit = formatter.width - 6 - wide
+            rows = [(name.ljust(wide), c.get_short_help_str(limit)) for name, c in commands if c is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Name the nearest command when there is none of that name."""

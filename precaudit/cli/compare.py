@@ -29,7 +29,7 @@ from precaudit.cli._options import (
 @click.option(
     "--reference",
     metavar="FILE.py:NAME",
-    help="A function of (params, *inputs) that returns {point: FP64 array}: the formula of a run of a program.",
+    help="A function of parameters and inputs that returns {point: FP64 array}: the formula of a run of a program.",
 )
 @click.option(
     "--map",
