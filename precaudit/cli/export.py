@@ -20,13 +20,13 @@ def command(
     """Write what compare recorded of RUN as tables or logs.
 
     Scalars are the largest of a layer and point: local_rel_l2, excess (what rounding leaves) and forward_rel_l2; the
-    step is the layer, 0 outside layers. Needs the extras frames (CSV, Parquet), tensorboard or wandb.
+    step is the layer, 0 outside layers. Parquet needs the extra frames, logs need tensorboard or wandb.
     """
     from precaudit.errors import UserError
     from precaudit.reports import exports
 
-    wanted = {"pandas": as_csv or parquet, "pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
-    if not any(wanted.values()):
+    wanted = {"pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
+    if as_csv is None and not any(wanted.values()):
         raise UserError("nothing to write: give --csv FILE, --parquet FILE, --tensorboard DIR or --wandb-offline DIR")
     errors = _read_errors(run)
     exports.needs(*(name for name, path in wanted.items() if path is not None))

@@ -20,7 +20,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.writing import temporary
 
-EXTRAS = {"pandas": "frames", "pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}
+EXTRAS = {"pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}
 ROWS = 5_000  # of a table that are made at a time
 
 

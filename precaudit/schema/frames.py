@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import msgspec
 
-from precaudit.errors import UserError
 from precaudit.schema.emulations import of_policy_alone
 from precaudit.schema.records.base import Record, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -32,11 +31,9 @@ class Column(NamedTuple):
 
 
 def frame(records: Iterable[Any], columns: Iterable[Column]) -> Any:
-    """Return a DataFrame with a row a record; raises UserError where pandas is not installed."""
-    try:
-        import pandas
-    except ImportError:
-        raise UserError("frames need pandas: pip install 'precaudit[frames]'") from None
+    """Return a DataFrame with a row a record."""
+    import pandas
+
     held = list(records)
     return pandas.DataFrame({c.name: _series(pandas, c, held) for c in columns})
 

@@ -32,7 +32,6 @@ from precaudit.models.checkpoints.tensors import ALL, check_format
 from precaudit.models.configs import DecoderConfig, model_tensors
 from precaudit.numbers.arrays import Array
 
-INSTALL = "pip install 'precaudit[orbax]'"
 REMOTE = ("gs://", "s3://")
 
 
@@ -109,7 +108,7 @@ class OrbaxFiles:
         if path in self._opened:
             return self._opened[path]
         import tensorstore
-        from etils import epath
+        from etils import epath  # of orbax-checkpoint
         from orbax.checkpoint import type_handlers
 
         key = self.stored[path]
@@ -133,8 +132,7 @@ class OrbaxFiles:
 def checkpoint_path(folder: Path, layout: Layout) -> Any:
     """Return where the checkpoint lies: a folder below ``folder``, or a path in a bucket; raises UserError."""
     if layout.checkpoint.startswith(REMOTE):
-        _require_orbax(layout.checkpoint)
-        from etils import epath
+        from etils import epath  # of orbax-checkpoint
 
         return epath.Path(layout.checkpoint)
     root = (folder / layout.checkpoint).resolve()
@@ -156,16 +154,8 @@ def bucket_listing(root: Any) -> str:
     return "".join(f"{p.relative_to(root)} {p.stat().length} {p.stat().mtime}\n" for p in files(root))
 
 
-def _require_orbax(where: Any) -> None:
-    try:
-        import orbax.checkpoint  # noqa: F401
-    except ImportError:
-        raise UserError(f"{where}: Orbax checkpoints need orbax-checkpoint: {INSTALL}") from None
-
-
 def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
     """Return every array's key by its path, and whether they lie in an OCDBT and as Zarr 3."""
-    _require_orbax(root)
     import orbax.checkpoint
     from orbax.checkpoint import type_handlers
 
