@@ -12,6 +12,7 @@ from precaudit.diagnosis.advice import record_more
 from precaudit.diagnosis.evidence.closure import Closure, closure
 from precaudit.diagnosis.evidence.flips import flips, flips_sentence
 from precaudit.diagnosis.evidence.formula import first_parting
+from precaudit.diagnosis.evidence.mesh_costs import MeshCost, mesh_costs
 from precaudit.diagnosis.evidence.program import RecordedModel
 from precaudit.diagnosis.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
 from precaudit.diagnosis.evidence.views import summary
@@ -58,6 +59,7 @@ class Diagnosis(Brief):
     views: str | None = None
     flips: str | None = None
     closures: tuple[Closure, ...] = ()
+    costs: tuple[MeshCost, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -137,6 +139,7 @@ def diagnose(
         compared, tuple(findings), tuple(unknown), judged, formula, shared, remedies,
         _views(recorded, findings) if whole else None, _flips(recorded, options) if whole else None,
         tuple(closure(recorded, model, compared.errors)) if whole else (),
+        mesh_costs(recorded, model) if whole else (),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.evidence.closure import Closure
 from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
 from precaudit.reports.digits import short
+from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
@@ -48,6 +49,7 @@ def _lines(found: Diagnosis, verbose: bool) -> list[str]:
     lines += [f"Views: {found.views}"] if found.views else []
     lines += [f"Tokens: {found.flips}."] if found.flips else []
     lines += [f"Growth: {grown}."] if (grown := jumps(found.compared.errors)) else []
+    lines += [f"Mesh: {cost_text(c)}" for c in found.costs]
     lines += [f"Logits: {shares_text(s)}" for s in found.shares[: 1 if not verbose else None]]
     for i, r in enumerate(worthwhile_remedies(found)[:3]):
         lines.append(f"{'To change: ' if i == 0 else '           '}{remedy_text(r, verbose)}")

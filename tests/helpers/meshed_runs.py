@@ -1,6 +1,6 @@
 """Runs of tiny on eight devices of a CPU, written to a folder: what tests of meshes read on one device.
 
-Run: python -m tests.helpers.meshed_runs FOLDER
+Run: python -m tests.helpers.meshed_runs FOLDER [NAMES]
 """
 
 import sys
@@ -34,9 +34,11 @@ def record(folder: Path, name: str, mesh: str, **changed) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for name, mesh in MESHES.items():
-        record(folder, name, mesh)
-    record(folder, "faulty", "model=4", project=shard_left_out)
+    for name in sys.argv[2:] or (*MESHES, "faulty"):
+        if name == "faulty":
+            record(folder, name, "model=4", project=shard_left_out)
+        else:
+            record(folder, name, MESHES[name])
 
 
 if __name__ == "__main__":

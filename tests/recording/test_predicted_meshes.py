@@ -4,13 +4,16 @@ import re
 import shutil
 
 import msgspec
+import numpy as np
 import pytest
 
 from precaudit.cli import run
+from precaudit.diagnosis.diagnose import diagnose
 from precaudit.judging.gate import gate
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.reports.mesh import cost_text
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.devices import SplitSum
@@ -58,6 +61,13 @@ def test_rounding_with_every_chip_costs_what_it_should(four, tmp_path):
     alone = recorded(tmp_path / "one", ",".join(SPLIT), device="tpu-predicted:v5e").folder
     one, cut = local_sizes(alone), local_sizes(four)
     assert all(1.3 < cut[key] / one[key] < 2.6 for key in one), (one, cut)
+    for cost in diagnose(four).costs:
+        measured = np.mean([cut[key] / one[key] for key in one if key[0] == cost.point])
+        assert cost.times == pytest.approx(measured, rel=0.15)
+        assert (cost.wide, cost.bytes) == (pytest.approx(1, rel=1e-6), 2)
+        text = cost_text(cost)
+        assert "with every one of its 4 parts: 1." in text
+        assert text.endswith("float32 partial sums: 1.00 ×, 2 × the bytes exchanged")
     shutil.copytree(four, tmp_path / "whole")
     record = open_run(four).record
     noted = tuple(msgspec.structs.replace(n, split={}) for n in record.neutrality)

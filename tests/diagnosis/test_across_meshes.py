@@ -1,0 +1,72 @@
+"""What diagnosis says of a model on a mesh: what its sums of parts cost."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from precaudit.diagnosis.evidence.mesh_costs import mesh_costs
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.runs.reader import open_run
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.references.comparison.compare import compare
+from precaudit.reports.mesh import cost_text
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records.base import value
+from precaudit.schema.records.devices import SplitSum
+from tests.helpers.paths import ROOT
+
+SPLIT = [name for name, point in POINTS.items() if point.shares_terms]
+EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What tests/helpers/meshed_runs.py records on eight devices."""
+    folder = tmp_path_factory.mktemp("across")
+    run = [sys.executable, "-m", "tests.helpers.meshed_runs", str(folder), "one", "replicated", "faulty"]
+    subprocess.run(run, env=os.environ | EIGHT, cwd=ROOT, check=True)
+    return folder
+
+
+def local_size(folder, point):
+    """The relative local error of a point, pooled over a run's records by their elements."""
+    some = [e for e in compare(folder).errors if (e.kind, e.point) == ("local", point)]
+    return np.sqrt(np.average([value(e.rel_l2) ** 2 for e in some], weights=[e.n for e in some]))
+
+
+def noting(folder, change):
+    """A run, with what its run.json says of products in parts changed; and its model."""
+    run = open_run(folder)
+    noted = tuple(msgspec.structs.replace(n, split=change(n)) for n in run.record.neutrality)
+    recorded = Recorded.of(replace(run, record=msgspec.structs.replace(run.record, neutrality=noted)))
+    opened = open_checkpoint("tiny")
+    return recorded, Model(opened.config, opened.tensors.read_tensor)
+
+
+def test_what_sums_of_parts_cost_is_what_two_runs_measure(runs):
+    found = {c.point: c for c in mesh_costs(*noting(runs / "replicated", lambda n: n.split))}
+    assert list(found) == SPLIT
+    for point, cost in found.items():
+        assert cost.split == SplitSum(parts=4, summed="float32")
+        measured = local_size(runs / "replicated", point) / local_size(runs / "one", point)
+        assert measured > 1.2
+        assert cost.times == pytest.approx(measured, rel=0.05)
+        assert cost.wide == pytest.approx(1, rel=1e-6)
+        assert "in 4 parts, each rounded to bfloat16, and added in float32: 1." in cost_text(cost)
+
+
+def test_what_was_not_read_or_is_made_in_several_ways_is_unknown(runs):
+    assert mesh_costs(*noting(runs / "one", lambda n: n.split)) == ()
+    for change, said in (
+        (lambda _: None, "unknown what it costs: the compiled program was not read"),
+        (lambda n: n.split if n.phase == "rescore" else {}, "in prefill: unknown what it costs: its programs make it"),
+        (lambda n: n.split if n.phase == "decode" else {}, "in prefill and rescore: no part of it is rounded"),
+    ):
+        texts = [cost_text(c) for c in mesh_costs(*noting(runs / "replicated", change))]
+        assert any(said in text for text in texts), texts
