@@ -51,14 +51,16 @@ def combine(formulas: Sequence[Finding], replayed: Sequence[Finding]) -> list[Fi
     """Return one finding for what both tell of an operation.
 
     A formula is named from values without rounding, so that its name stands, but where it has none, or where the
-    recorded values show in which part of attention it lies, or that it read a cache that holds something else.
+    recorded values show in which part of attention it lies, or that it read a cache that holds something else. That of
+    a part or a cache stands, too, where it comes before all of these.
     """
     kept = list(replayed)
     found = []
     for f in formulas:
         same = [r for r in kept if _same_operation(f, r)]
-        finer = [r for r in same if _finer(POINTS[r.point]) and not (_finer(POINTS[f.point]) and _comes_first(f, r))]
-        better = [r for r in same if r.cause not in NO_NAME and (f.cause == UNNAMED or r in finer)]
+        better = [r for r in same if r.cause not in NO_NAME and (f.cause == UNNAMED or _finer(POINTS[r.point]))]
+        if f.cause != UNNAMED and _finer(POINTS[f.point]) and all(_comes_first(f, r) for r in better):
+            better = []
         kept = [r for r in kept if r not in same or r in better]
         if not better:
             found.append(f)

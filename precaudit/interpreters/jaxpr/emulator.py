@@ -47,7 +47,7 @@ from precaudit.interpreters.jaxpr.rounding import (
     round_on_moved_grid,
     round_once,
 )
-from precaudit.interpreters.jaxpr.shadow import MOVES, SLICES, Lift, Shadow
+from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
 from precaudit.interpreters.jaxpr.sums import float_bits, monoid, narrow_sum, own, sum_in_single, sums_in_single
@@ -106,7 +106,7 @@ class Emulator(Planted):
             inputs = [self.before[read[0]]]
         cut_out = name in SLICES and self.own[0]
         out = super().equation(equation, inputs)
-        if elides and name in MOVES:
+        if elides and name == "transpose":
             (self.before[equation.outvars[0]],) = super().equation(equation, [self.before[read[0]]])
         if cut_out:
             self.keep(out[0], equation.outvars[0].aval.dtype)

@@ -179,11 +179,11 @@ def compare_predictions(captured: Any, given: Sequence[Any], bare: Any, bare_giv
 def compiler_output(program: Any, given: Sequence[Any], platform: str, several: bool = False) -> Module | None:
     """Return what a compiler made of a program; None where it cannot be read.
 
-    Of one that is on one device of a CPU or a GPU it is not asked for; ``several``: arguments lie on several devices.
+    Of one that is on one device of a CPU it is not asked for; ``several``: arguments lie on several devices.
     """
     if isinstance(program, PredictedProgram):
         return program.made(*given).module
-    if not (several or platform == "tpu") or not hasattr(program, "lower"):
+    if not (several or platform in ("tpu", "gpu")) or not hasattr(program, "lower"):
         return None
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
     try:

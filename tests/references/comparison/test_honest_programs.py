@@ -40,6 +40,7 @@ from precaudit.schema.metrics.sizes import half_ulp
 from precaudit.schema.places import Place
 from precaudit.schema.policies import KEYS, WORDS, load_policy
 from precaudit.schema.prompts import Prompt
+from precaudit.schema.records.devices import SplitSum
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import KEEPS_FEWER, few
@@ -290,7 +291,8 @@ def test_every_place_is_read_by_an_operation():
         assert model_tensors(subject.config)
         model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
         wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
-        for r in (rounding, replace(rounding, blocks=Blocks(4))):
+        on_two = replace(rounding, splits=(("attn_proj", SplitSum(parts=2, summed="bfloat16")),))
+        for r in (rounding, replace(rounding, blocks=Blocks(4)), on_two):
             forward(model, [np.arange(1, 8)], [r], wanted, lambda *_: None, decoding=Decoding([4], [r]))
     assert seen == set(PLACES)
 
