@@ -15,6 +15,7 @@ def log_softmax(x: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+PEAKED = 1e-6  # of the probability beside the most likely token; E δ² − (E δ)² keeps ten digits above
 SMALL = 1e-4  # below, eᵈ − 1 − d is taken from its series: a difference of FP64 numbers has no digits left
 
 
@@ -37,12 +38,21 @@ def expected_kl(logits: Array, errors: Iterable[Array]) -> Array:
     """Return the mean [R] of ½ Var_p(δ) in nats: KL, to second order, of R logit rows [R, V] under errors δ.
 
     ``errors``: blocks [S, V] of any float format, one of them in FP64 at a time. A row's own draws are few: errors of
-    other rows, brought to its size by the caller, are more of them.
+    other rows, brought to its size by the caller, are more of them. Of a row that is nearly all one token δ is taken
+    from that token's: E δ² − (E δ)² would have no digits left.
     """
     p, total, n = np.exp(log_softmax(logits)), np.zeros(len(logits)), 0
+    top = p.argmax(axis=1)
+    rest = p.copy()
+    rest[np.arange(len(p)), top] = 0
+    peaked = rest.sum(axis=1) < PEAKED
     for block in errors:
         e = block.astype(np.float64)
-        total += (0.5 * np.maximum(p @ (e * e).T - (p @ e.T) ** 2, 0.0)).sum(axis=1)
+        spread = p[~peaked]
+        total[~peaked] += (0.5 * np.maximum(spread @ (e * e).T - (spread @ e.T) ** 2, 0.0)).sum(axis=1)
+        for r in np.flatnonzero(peaked):
+            d = e - e[:, top[r], None]
+            total[r] += 0.5 * ((d * d) @ rest[r] - (d @ rest[r]) ** 2).sum()
         n += len(e)
     return total / max(n, 1)
 
