@@ -1,6 +1,10 @@
 """Positions of a program that two entry points see: prefill or rescore, and decode."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -20,6 +24,7 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run, write_manifest
 from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.records.base import value
+from tests.helpers.paths import ROOT
 
 DRAW = np.random.default_rng(11)
 VOCAB, WIDTH, LENGTH, STEPS = 12, 16, 5, 3
@@ -311,6 +316,17 @@ def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
     }
     assert {(p.against, p.match, p.f64_match, p.f64_apart) for p in found} == {("prefill", True, True, None)}
     assert gate(opened.folder).exit_code == 0
+
+
+def test_a_view_on_several_devices_is_one_function(tmp_path):
+    given = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    run = [sys.executable, "-m", "tests.helpers.sharded_views", str(tmp_path)]
+    out = subprocess.run(run, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stderr
+    told = json.loads(out.stdout.splitlines()[-1])
+    assert told["honest"] == {"failed": [], "views": [["prefill", "sharded", t, None] for t in range(4)]}
+    assert told["wrong"]["failed"] == ["prefill/sharded"]
+    assert all(apart > 1e-3 for *_, apart in told["wrong"]["views"])
 
 
 def test_a_view_that_is_another_function_fails_by_its_name(tmp_path):
