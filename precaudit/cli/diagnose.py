@@ -15,8 +15,21 @@ from precaudit.cli._options import (
     selection_options,
 )
 
+INVARIANCES = ("batches", SHARDING := "sharding")  # what may be run another way; the first where nothing is said
 
-@click.command()
+
+class _Words(click.Command):
+    """A command whose ``--invariance`` may stand alone: what follows is its word only where it is one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give an option that stands alone its first word."""
+        follows = [*args[1:], ""]
+        alone = (a == "--invariance" and b not in INVARIANCES for a, b in zip(args, follows, strict=True))
+        given = [f"{a}={INVARIANCES[0]}" if lone else a for a, lone in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, given)
+
+
+@click.command(cls=_Words)
 @click.argument("run", type=click.Path(path_type=Path))
 @selection_options
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
@@ -27,7 +40,10 @@ from precaudit.cli._options import (
 @click.option("--rerun", is_flag=True, help="Of a watched run: run its command again, whose code is run.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
-@click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
+@click.option("--invariance", type=click.Choice(INVARIANCES), metavar="[sharding]",
+              help="Run the prompts in other batches, paddings, buckets, unrolled; sharding: on meshes.")  # fmt: skip
+@click.option("--mesh", metavar="NAME=N[,NAME=N]",
+              help="With --invariance sharding: which mesh, by default the run's.")  # fmt: skip
 @click.option("--objective", default="margin", show_default=True, metavar="margin|kl|logprob[:TOKEN]",
               help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
@@ -44,7 +60,8 @@ def command(
     program: str | None,
     rerun: bool,
     lift: tuple[str, ...],
-    invariance: bool,
+    invariance: str | None,
+    mesh: str | None,
     objective: str,
     verbose: bool,
     as_json: bool,
@@ -65,7 +82,7 @@ def command(
 
     if is_program_run(run):
         given: dict[str, object] = {"--lift": lift or None}
-        given |= {"--invariance": invariance or None}
+        given |= {"--invariance": invariance, "--mesh": mesh}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
         if rerun:
@@ -74,6 +91,9 @@ def command(
     if run.exists() and (program is not None or rerun):
         raise UserError(f"{run} is no run of a program; leave out {'--program' if program else '--rerun'}")
     opened = open_run(run, partial)
+    on_meshes = _on_meshes(opened, model, mesh) if invariance == SHARDING else None
+    if mesh is not None and on_meshes is None:
+        raise UserError("--mesh goes with --invariance sharding")
     asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance, references(no_cache) as cache:
         found = diagnose(
@@ -84,8 +104,12 @@ def command(
             lift=_meanings(lift),
             objective=objective,
         )
-    deliver(diagnosis_report(found, verbose), as_json)
-    codes = {found.exit_code, _invariant(found, model, as_json)} if invariance else {found.exit_code}
+        deliver(diagnosis_report(found, verbose), as_json)
+        codes = {found.exit_code}
+        if on_meshes is not None:
+            codes.add(_across(found, on_meshes, model, cache, as_json))
+        elif invariance:
+            codes.add(_invariant(found, model, as_json))
     return 1 if 1 in codes else max(codes)
 
 
@@ -144,6 +168,45 @@ def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(f"--lift {item!r}: {error}; write NAME=MODULE:FUNCTION") from None
     return found
+
+
+def _on_meshes(opened: Any, model: str | None, given: str | None) -> dict[Any, Any]:
+    """Return {mesh: the run's program on it}, the run's weights not read yet; none where it is another program."""
+    from precaudit.diagnosis.evidence.sharding import other_meshes
+    from precaudit.recording.tracing.predicting import asked_device
+    from precaudit.recording.tracing.subject import program_of
+    from precaudit.schema.meshes import parse_mesh, recorded_mesh
+
+    meshes = other_meshes(recorded_mesh(opened.record.mesh), None if given is None else parse_mesh(given))
+    device = asked_device(opened.record.device)
+    subjects = {mesh: program_of(opened, device, model, mesh) for mesh in meshes}
+    return {mesh: subject for mesh, subject in subjects.items() if subject is not None}
+
+
+def _across(found: Any, subjects: dict[Any, Any], model: str | None, cache: Path, as_json: bool) -> int:
+    """Print what other meshes change; return 1 where something is broken, 3 where that is not known."""
+    from precaudit.diagnosis.evidence.sharding import across_meshes
+    from precaudit.recording.runs.recorded import Recorded
+    from precaudit.references.comparison.compare import CompareOptions
+    from precaudit.reports.mesh import across_report
+    from precaudit.schema.meshes import recorded_mesh
+    from precaudit.schema.records.errors import ErrorRecord
+    from precaudit.schema.records.lines import read_lines
+
+    if not subjects:
+        say("Sharding: unknown: the program is not the shipped decoder", err=as_json)
+        return 3
+    recorded = Recorded.of(found.compared.run)
+    every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this selection and earlier ones
+    options = CompareOptions(accum=(), model=model, cache=cache)
+    with progress_bar() as advance:
+        ways = across_meshes(recorded, every, list(subjects), subjects.pop, options, advance)
+    report = across_report(ways, recorded_mesh(recorded.run.record.mesh))
+    for line in report.lines if as_json else ():
+        say(line, err=True)
+    if not as_json:
+        deliver(report, as_json)
+    return report.exit_code
 
 
 def _invariant(found: Any, model: str | None, as_json: bool) -> int:

@@ -1,5 +1,6 @@
-"""What diagnosis says of a model on a mesh: what its sums of parts cost."""
+"""What diagnosis says of a model on a mesh: what its sums cost, and whether meshes change more than rounding."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from precaudit.cli import run as cli
 from precaudit.diagnosis.evidence.mesh_costs import mesh_costs
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder.model import Model
@@ -29,7 +31,7 @@ EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS
 def runs(tmp_path_factory):
     """What tests/helpers/meshed_runs.py records on eight devices."""
     folder = tmp_path_factory.mktemp("across")
-    run = [sys.executable, "-m", "tests.helpers.meshed_runs", str(folder), "one", "replicated", "faulty"]
+    run = [sys.executable, "-m", "tests.helpers.meshed_runs", str(folder), "one", "replicated"]
     subprocess.run(run, env=os.environ | EIGHT, cwd=ROOT, check=True)
     return folder
 
@@ -70,3 +72,55 @@ def test_what_was_not_read_or_is_made_in_several_ways_is_unknown(runs):
     ):
         texts = [cost_text(c) for c in mesh_costs(*noting(runs / "replicated", change))]
         assert any(said in text for text in texts), texts
+
+
+@pytest.fixture(scope="module")
+def across(tmp_path_factory):
+    """What tests/helpers/across_runs.py finds on eight devices, and what it prints."""
+    folder = tmp_path_factory.mktemp("across")
+    run = [sys.executable, "-m", "tests.helpers.across_runs", str(folder)]
+    said = subprocess.run(run, env=os.environ | EIGHT, cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads((folder / "found.json").read_text()), said.stdout, said.stderr
+
+
+def test_prompts_cut_over_devices_are_the_same_bits(across):
+    found = across[0]["data"]
+    assert (found["status"], found["mark"]) == ("bits equal", "✓")
+    assert {status for status, _ in found["points"].values()} == {"bits equal"}
+
+
+def test_heads_cut_over_devices_are_rounding_whose_sum_is_named(across):
+    found = across[0]["model"]
+    assert (found["status"], found["mark"]) == ("rounding", "✓")
+    assert all(0 < noises < 3 for status, noises in found["points"].values() if status == "rounding")
+    assert found["lines"] == [
+        "Sharding: model=4 against the run's one device: rounding, first at attn_proj of layer 0 in prefill: the sum "
+        "over model=4 at attn_proj is made in 4 parts, each rounded to bfloat16, and added in float32"
+    ]
+
+
+def test_a_shard_that_is_left_out_on_a_mesh_is_broken(across):
+    found = across[0]["faulty"]
+    assert (found["status"], found["mark"]) == ("broken", "✗")
+    assert found["points"]["mlp_out"][0] == "broken"
+    assert found["points"]["attn_out"][0] != "bits equal"
+    assert found["lines"][0].endswith(
+        "broken, first beyond rounding at mlp_out of layer 0 in prefill, whose own error fails on one of both and not "
+        "on the other"
+    )
+
+
+def test_diagnose_holds_a_run_against_meshes_of_the_command_line(across):
+    found, out, err = across
+    assert found["codes"] == [0, 2, 2]
+    assert "on every mesh the run's tokens give its bits" in out
+    assert "the run is of one device; give --mesh, such as --mesh data=2,model=2" in err
+    assert "model=16 does not divide heads" in err
+
+
+def test_invariance_may_stand_alone_before_the_run(tmp_path, capfd):
+    """What follows is its word only where it is one."""
+    assert cli(["diagnose", "--invariance", str(tmp_path / "none")]) == 2
+    assert "none" in capfd.readouterr().err
+    assert cli(["diagnose", str(tmp_path), "--invariance=shards"]) == 2
+    assert "sharding" in capfd.readouterr().err

@@ -1,5 +1,6 @@
 """A program as a TPU that is not here would run it: compiled for it, the compiled text run on a CPU as it rounds."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -35,7 +36,7 @@ from precaudit.numbers.arrays import to_single
 from precaudit.recording.tracing.cutting import ChipProgram
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.devices import FROM_JAXPR
+from precaudit.schema.records.devices import FROM_JAXPR, device_kind
 from precaudit.schema.records.runs import Prediction, Products
 
 PREFIX = "tpu-predicted"
@@ -241,6 +242,12 @@ def target_of(device: str) -> Target | None:
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
     return f"TPU {target.name} {FROM_JAXPR if isinstance(target, EmulatedTarget) else '(predicted)'}"
+
+
+def asked_device(name: str) -> str:
+    """Return what ``--device`` takes for the device that a run says it was made on."""
+    found = re.fullmatch(r"TPU (\S+) \(.*\)", name)
+    return device_kind(name) if found is None else f"{COARSER if name.endswith(FROM_JAXPR) else PREFIX}:{found[1]}"
 
 
 def assumptions(target: Target) -> tuple[str, ...]:

@@ -125,16 +125,20 @@ class Subject(Brief):
         return self._tables[key]
 
 
-def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subject | None:
+def program_of(
+    run: Run, device: str = "cpu", model: str | None = None, mesh: MeshShape | None = None
+) -> Subject | None:  # fmt: skip
     """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
 
-    ``model``: where its weights lie now. Raises UserError where the device is not there, or other weights are.
+    ``model``: where its weights lie now; ``mesh``: None is one device. Raises UserError where the device is not
+    there, or other weights are.
     """
     record = run.record
     if record.program != "shipped":
         return None
     policy = declared_policy(record)
-    subject = load(model or recorded_source(record.model.reference), policy, None, device, allow=record.model.allowed)
+    where = model or recorded_source(record.model.reference)
+    subject = load(where, policy, None, device, allow=record.model.allowed, mesh=mesh)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
     return subject
