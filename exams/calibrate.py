@@ -202,14 +202,12 @@ def ratios(e: ErrorRecord) -> Iterator[tuple[str, str, float]]:
 def unit_limits() -> Limits:
     """Return the shipped limits with every value 1: how they grow with n."""
     shipped = default_limits()
-    tables = [
-        Local(**{k: dc_replace(v, value=1.0) for k, v in vars(t).items()}) for t in (shipped.narrow, shipped.float32)
-    ]
-    forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
-    medians = {
-        k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_ratio", "float32_gain", "sums", "token_sums")
+    local: dict[str, Local] = {
+        name: Local(**{k: dc_replace(v, value=1.0) for k, v in vars(getattr(shipped, name)).items()})
+        for name in ("narrow", "float32")
     }
-    return Limits(*tables, **forward, **medians)
+    forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
+    return dc_replace(shipped, **local, **forward)
 
 
 def main() -> int:
