@@ -24,7 +24,9 @@ from precaudit.cli._options import (
               help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
 @click.option("--model", metavar="PATH",
-              help="Where the weights lie now; of a program: whose textbook it is held against.")  # fmt: skip
+              help="Where the weights lie now; of a program: whose textbook it is held against; of a dump: of which "
+                   "model it is, whose FP64 it is compared with.")  # fmt: skip
+@click.option("--policy", metavar="NAME|FILE", help="Of a dump, with --model: what the other framework computes in.")
 @click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
 @click.option(
     "--reference",
@@ -61,6 +63,7 @@ def command(
     accum: str,
     formula: bool,
     model: str | None,
+    policy: str | None,
     program: str | None,
     reference: str | None,
     names: Path | None,
@@ -75,7 +78,8 @@ def command(
 ) -> None:
     """Compare RUN with FP64 and emulations, or with another run.
 
-    With AGAINST, a second run, RUN is the candidate.
+    With AGAINST, a second run, RUN is the candidate. An imported dump is compared with another run, or with FP64 of the
+    model that --model names.
 
     Of a folder of runs, as trace --policy A,B -o FOLDER leaves, each is compared with FP64: a row a policy.
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
@@ -92,6 +96,7 @@ def command(
     from precaudit.reports.headline import headline
     from precaudit.reports.pages import as_markdown
     from precaudit.reports.report import Report
+    from precaudit.workflows.dumped_model import dump_as_run
     from precaudit.workflows.several import runs_in
     from precaudit.writing import write_whole
 
@@ -107,14 +112,14 @@ def command(
     kinds = [kind(x) for x in (run, against) if x is not None for kind in (is_program_run, is_imported)]
     if any(kinds) and against is not None:
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        given |= {"--model": model}
+        given |= {"--model": model, "--policy": policy}
         given |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} and {against} are compared whole; leave out {', '.join(other)}")
         _between(run, against, as_json, every or verbose)
         return None
-    if is_imported(run):
-        raise UserError(f"{run} was imported and holds no program: precaudit compare {run} RUN")
+    if policy is not None and not is_imported(run):
+        raise UserError(f"{run} was not imported, and says its policy itself; leave out --policy")
     if is_program_run(run):
         given = {"--formula": formula or None, "--partial": partial or None}
         if other := [name for name, value in given.items() if value is not None]:
@@ -135,7 +140,11 @@ def command(
     own |= {"--family": family, "--rerun": rerun or None}
     if run.exists() and (other := [name for name, value in own.items() if value is not None]):
         raise UserError(f"{run} is no run of a program; leave out {', '.join(other)}")
-    opened = open_run(run, partial, held=against is None)
+    if is_imported(run):
+        with progress_bar() as advance:
+            opened = dump_as_run(run, model, policy, advance)
+    else:
+        opened = open_run(run, partial, held=against is None)
     asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance, references(no_cache) as cache:
         options = CompareOptions(accum=accums, model=model, partial=partial, cache=cache, formula=formula, held=False)
@@ -207,6 +216,7 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     import shlex
 
     from precaudit.errors import UserError
+    from precaudit.judging.gate import gate
     from precaudit.judging.programs import filed_errors
     from precaudit.recording.dumps.runs import is_imported
     from precaudit.recording.runs.programs import is_program_run, open_program_run
@@ -230,11 +240,13 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
         except (UserError, OSError):
             known.append(None)
             lacking.append(folder)
-    helps = lacking and not any(is_imported(folder) for folder in lacking)
     differ = f"the runs are of different weights ({'; '.join(weights.values())})" if len(weights) > 1 else ""
-    return difference_verdict(
-        pairs, known[0], known[1], f"precaudit compare {shlex.quote(str(lacking[0]))}" if helps else "", asked, differ
-    )
+    for folder in (x for x in (run, against) if is_imported(x) and x not in lacking):
+        if gate(recall(folder, held=False)).exit_code == 1:  # of which it is not known otherwise whose weights it is of
+            differ = differ or f"{folder} does not pass against FP64 of its model: precaudit gate {folder}"
+    of_dump = " --model PATH" if lacking and is_imported(lacking[0]) else ""
+    helps = f"precaudit compare {shlex.quote(str(lacking[0]))}{of_dump}" if lacking else ""
+    return difference_verdict(pairs, known[0], known[1], helps, asked, differ)
 
 
 def _program(

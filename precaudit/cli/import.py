@@ -36,4 +36,5 @@ def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
             say(f"{what}, {len(its)}: {', '.join(its[:LISTED])}{more}")
     cases = dict.fromkeys(t.prompt for t in record.tensors)
     told = f", {len(record.reported)} reported numbers" if record.reported else ""
-    say(f"{output}: {len(record.tensors)} tensors of {len(cases)} cases{told}. Next: precaudit compare {output} RUN")
+    after = f"Next: precaudit compare {output} --model PATH (FP64 of its weights), or compare {output} RUN"
+    say(f"{output}: {len(record.tensors)} tensors of {len(cases)} cases{told}. {after}")

@@ -14,7 +14,10 @@ from precaudit.schema.coverage import (
     entry_format,
     expected_tensors,
     formula_keys,
+    has_inputs,
+    is_handed_on,
     misfit,
+    recorded_in,
     summed_places,
 )
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
@@ -52,7 +55,7 @@ def missing_records(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                     point=e.point, text=problem[1],
                 )  # fmt: skip
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
-                yield from _missing_errors(prompt, e, seen, run.record.requested.layers)
+                yield from _missing_errors(prompt, e, seen, run.record.requested, config)
         yield from _missing_sums(run.record.requested, prompt, config, seen)
 
 
@@ -85,11 +88,12 @@ def _problem(
 
 
 def _missing_errors(
-    prompt: str, e: ExpectedTensor, seen: Container[Judged], layers: Container[int]
+    prompt: str, e: ExpectedTensor, seen: Container[Judged], asked: Requested, config: "DecoderConfig"
 ) -> Iterator[Verdict]:
     point = POINTS[e.point]
-    kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
-    if point.handed is not None and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
+    local = bool(point.inputs) and has_inputs(asked, config, e.key)
+    kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if local else ("forward",)
+    if point.handed is not None and is_handed_on(asked, e.phase, e.step, e.layer):
         kinds = ("state", *kinds)
     for kind in kinds:
         if (kind, prompt, *e.key) not in seen:
@@ -153,6 +157,8 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
                 "excess_precision=off, and look again",
             )  # fmt: skip
         yield from other_products(n.predicted, n.prompts, n.phase, n.step)
+    if run.record.program == "dump":
+        return  # nothing was captured here
     checked = {n.phase for n in run.record.neutrality}
     captured = {p.phase for p in run.points if p.point != LOGITS}
     for phase in asked.phases:
@@ -176,7 +182,7 @@ def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Ve
     asked = run.record.requested
     if "decode" not in asked.phases:
         return
-    wanted = [("prefill", 0)] if "prefill" in asked.phases else []
+    wanted = [("prefill", 0)] if "prefill" in asked.phases and recorded_in(asked, "decode", 0) else []
     wanted += [("rescore", s) for s in range(asked.decode_steps + 1)] if "rescore" in asked.phases else []
     for prompt in run.prompts:
         for against, step in wanted:

@@ -6,7 +6,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precaudit.numbers.formats import FORMATS
-from precaudit.schema.graphs.decoder import BETWEEN_LAYERS, CACHES, LOGITS, POINTS, inputs_of, present, shape_of
+from precaudit.schema.graphs.decoder import (
+    BETWEEN_LAYERS,
+    CACHES,
+    LOGITS,
+    POINTS,
+    STREAM,
+    inputs_of,
+    present,
+    shape_of,
+)
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import parse_positions
@@ -87,8 +96,40 @@ def formula_keys(requested: Requested, config: "DecoderConfig", phases: Collecti
 
 
 def decode_steps_of(requested: Requested) -> range:
-    """The decode steps: decode0 and those that continue it."""
-    return range(requested.decode_steps + 1)
+    """The decode steps: decode0, where there is one, and those that continue it."""
+    return range(0 if recorded_in(requested, "decode", 0) else 1, requested.decode_steps + 1)
+
+
+def recorded_in(requested: Requested, phase: str, step: int) -> tuple[str, ...]:
+    """Return the points that a call was asked for; of an imported dump, those that it has of the call."""
+    if requested.calls:
+        return requested.calls.get(f"{phase} {step}", ())
+    return (*requested.points, *requested.support)
+
+
+def has_inputs(requested: Requested, config: "DecoderConfig", key: Key) -> bool:
+    """Whether what an operation reads was asked for, so that it has a local error.
+
+    It always is, but in an imported dump, which may hold a point and not what the point is made of.
+    """
+    if not requested.calls:
+        return True
+    phase, step, layer, point = key
+    row, names = POINTS[point], set(inputs_of(point, config.sparse))
+    if not names <= set(recorded_in(requested, phase, step)):
+        return False
+    if phase == "decode" and row.reads_keys:
+        every = [("prefill", 0), *(("decode", s) for s in decode_steps_of(requested))]
+        return all(names & CACHES.keys() <= set(recorded_in(requested, *call)) for call in every)
+    outside = layer is not None or not any(POINTS[n].per_layer for n in names)
+    return outside or config.layers - 1 in requested.layers
+
+
+def is_handed_on(requested: Requested, phase: str, step: int, layer: int | None) -> bool:
+    """Whether what a layer was handed was asked for: layer 0, and layers whose predecessor is recorded, too."""
+    if layer is None or (layer and layer - 1 not in requested.layers):
+        return False
+    return layer == 0 or not requested.calls or STREAM in recorded_in(requested, phase, step)
 
 
 def judged_by_sums(points: Collection[str], support: Collection[str], sparse: bool) -> tuple[str, ...]:
@@ -168,7 +209,8 @@ def expected_tensors(requested: Requested, length: int) -> Iterator[ExpectedTens
     """Yield every tensor of one prompt of ``length`` tokens, phase by phase, step by step."""
     recorded = [p for p in POINTS if p in {*requested.points, *requested.support}]
     for phase, step in calls(requested):
-        for point in recorded:
+        held = recorded_in(requested, phase, step)
+        for point in (p for p in recorded if p in held):
             rows, keys = _rows(requested, phase, step, point, length)
             if rows:
                 hashed = POINTS[point].state and step not in (0, requested.decode_steps)

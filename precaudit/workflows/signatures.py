@@ -96,6 +96,7 @@ class Comparing(Looking, total=False):
     """What ``compare`` takes beside these, where a path may be a Program's run."""
 
     reference: "OwnReference | Names | None"
+    policy: "Policy | str | None"
 
 
 class DiagnoseOptions(Looking, total=False):

@@ -9,6 +9,7 @@ from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.schema.selection import Texts
+from precaudit.workflows.dumped_model import opened_dump
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
@@ -183,7 +184,7 @@ def compare(
 ) -> ProgramErrors: ...
 @overload
 def compare(
-    run: "Run | Path | str",
+    run: "Run | Imported | Path | str",
     against: Any = None,
     select: "Selection | None" = None,
     options: "CompareOptions | None" = None,
@@ -204,6 +205,7 @@ def compare(
     accum: Texts | None = None,
     formula: bool | None = None,
     model: str | None = None,
+    policy: "Policy | str | None" = None,
     partial: bool | None = None,
     fresh: bool | None = None,
     cache: Path | None = None,
@@ -219,16 +221,16 @@ def compare(
     ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
     ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference`` or ``model``,
     ``accum``; ``layers``, ``points``, ``phases`` (entry points) ``prompt`` (cases): a part. ``progress=True``: a bar.
-
+    Of an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it computes in.
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
     keywords = given_keywords(
         unknown, select=select, options=options, subject=subject, layers=layers, points=points, phases=phases,
-        positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, partial=partial, fresh=fresh,
-        cache=cache, program=program, reference=reference, progress=progress,
+        positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, policy=policy, partial=partial,
+        fresh=fresh, cache=cache, program=program, reference=reference, progress=progress,
     )  # fmt: skip
     programs = is_of_program(run) or is_of_program(against)
-    if is_import(run) or is_import(against) or (programs and is_run(run) and is_run(against)):
+    if is_import(against) or (is_import(run) and against is not None) or (programs and is_run(run) and is_run(against)):
         from precaudit.references.comparison.between import compare_runs
 
         check_keywords("compare of these two runs", keywords, ("progress",))
@@ -261,9 +263,8 @@ def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.references.comparison.compare import compare as compared
 
-    check_keywords(
-        "compare", keywords, ("select", "options", "subject", *FILTERS, *option_names(CompareOptions), "progress")
-    )
+    run, known = opened_dump(folder_of(run), keywords) if is_import(run) else run, option_names(CompareOptions)
+    check_keywords("compare", keywords, ("select", "options", "subject", *FILTERS, *known, "progress"))
     run, select, options = looking(run, keywords, CompareOptions())
     with progress_of(keywords.pop("progress", None)) as progress:
         return compared(run, folder_of(against), select, options, progress.advance, keywords.pop("subject", None))

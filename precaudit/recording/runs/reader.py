@@ -92,8 +92,11 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
     path = folder / "run.json"
     if (folder / "program.json").is_file():
         raise UserError(f"{folder} is of a program of one's own, which compare, gate, diagnose and report take")
-    if (folder / "dump.json").is_file():
-        raise UserError(f"{folder} was imported; hold it against another run: precaudit compare {folder} RUN")
+    if (folder / "dump.json").is_file() and not path.is_file():
+        raise UserError(
+            f"{folder} was imported; compare it with FP64 of a model: precaudit compare {folder} --model PATH; "
+            f"or with another run: precaudit compare {folder} RUN"
+        )
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)

@@ -14,7 +14,15 @@ from precaudit.numbers.integers import InRows
 from precaudit.numbers.row_sums import RowSums, concatenate_sums, of_rows, of_words
 from precaudit.recording.runs.positions import positions_of, unpack_positions
 from precaudit.recording.runs.reader import Run
-from precaudit.schema.coverage import HASH_FORMAT, SUMS, config_of, expected_tensors, misfit, point_format
+from precaudit.schema.coverage import (
+    HASH_FORMAT,
+    SUMS,
+    config_of,
+    decode_steps_of,
+    expected_tensors,
+    misfit,
+    point_format,
+)
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import declared_policy
@@ -96,7 +104,7 @@ class Recorded:
 
     def steps(self, phase: str) -> Sequence[int]:
         """The steps a phase has."""
-        return range(self.requested.decode_steps + 1) if phase == "decode" else range(1)
+        return decode_steps_of(self.requested) if phase == "decode" else range(1)
 
     def tensor(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
         """Return one recorded tensor, or None where it was not recorded."""
@@ -200,10 +208,11 @@ class Recorded:
         point = {c: row for row, c in CACHES.items()}[cache]
         n = len(self.run.prompts[prompt].tokens)
         before = self.tensor(prompt, "prefill", 0, layer, point)
-        made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
+        steps = [s for s in self.steps("decode") if s <= step]
+        made = [self.tensor(prompt, "decode", s, layer, point) for s in steps]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
-        return np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
+        return np.concatenate([before[: n - 1 + (steps or [1])[0]], *(m for m in made if m is not None)])
 
     def expected_rows(self, prompt: str, layer: int, cache: str) -> Array | None:
         """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
@@ -219,6 +228,9 @@ class Recorded:
         """
         point = {c: row for row, c in CACHES.items()}[cache]
         last = self.requested.decode_steps
+        if self.requested.calls:  # of a dump, which tells what was written alone
+            every = self.expected_cache(prompt, layer, cache, last)
+            return None if every is None else (every, every)
         first = self.tensor(prompt, "decode", 0, layer, cache)
         final = self.tensor(prompt, "decode", last, layer, cache)
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(1, last + 1)]

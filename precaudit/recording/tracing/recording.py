@@ -1,6 +1,5 @@
 """From one call's arrays on the device to files: batch and padding removed, statistics, top-k."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,15 +7,12 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.runs.step_rows import step_records
 from precaudit.recording.runs.writer import RunWriter, Tensor
 from precaudit.recording.tracing.programs import Capture
 from precaudit.schema.coverage import ExpectedTensor
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
-from precaudit.schema.metrics.logits import top_ids
-from precaudit.schema.records.base import json_number
-from precaudit.schema.records.runs import PromptRecord, StepRecord
-
-TOP = 10
+from precaudit.schema.records.runs import PromptRecord
 
 
 @dataclass(frozen=True)
@@ -92,31 +88,3 @@ def unpad(x: Array, e: ExpectedTensor, start: int, gathered: bool) -> Array:
                 index = slice(0, len(e.positions))
         x = x[(slice(None),) * axis + (index,)]
     return x
-
-
-def step_records(
-    prompt: str, phase: str, step: int, first: int, rows: Sequence[int], tokens: Sequence[int], logits: Array
-) -> list[StepRecord]:
-    """Return one StepRecord for each logits row [R, V]; in prefill and rescore the step is the position − first."""
-    records = []
-    for row, token, x in zip(rows, tokens, logits.astype(np.float64), strict=True):
-        ids = top_ids(x, TOP)
-        top = x[ids]
-        peak = top[0]
-        with np.errstate(all="ignore"):
-            total = peak + np.log(np.sum(np.exp(x - peak)))
-        gap = top[0] - top[1] if len(top) > 1 else np.inf
-        records.append(
-            StepRecord(
-                prompt=prompt,
-                phase=phase,
-                step=step if phase == "decode" else row - first,
-                position=row,
-                token=int(token),
-                top_ids=tuple(int(i) for i in ids),
-                top_logits=tuple(json_number(v) for v in top),
-                gap=json_number(gap),
-                logsumexp=json_number(total),
-            )
-        )
-    return records

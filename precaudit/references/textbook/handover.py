@@ -8,6 +8,7 @@ from precaudit.models.configs import EMBEDDING
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array, as_format, to_single, widen
 from precaudit.recording.runs.recorded import Recorded, Rows
+from precaudit.schema.coverage import is_handed_on
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.places import Place
@@ -23,7 +24,7 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
     asked for.
     """
     rows = recorded.rows(place.prompt, place.phase, place.layer, POINT)
-    if rows is None or not is_handed_on(recorded, place.layer):
+    if rows is None or not is_handed_on(recorded.requested, place.phase, rows.steps[0][0], place.layer):
         return
     run, reference = recorded.run.record.id, BEFORE if place.layer else "embedding"
     expected = expected_stream(recorded, model, weights, place, rows)
@@ -36,11 +37,6 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
         found, wanted = rows.values[some], expected[some]
         _, numbers = measure_rows(found, widen(wanted), POINT, rows.positions[some])
         yield here.record("state", run, reference, **numbers, mismatched=differing(found, wanted))
-
-
-def is_handed_on(recorded: Recorded, layer: int | None) -> bool:
-    """Whether what a layer was handed was asked for: layer 0, and layers whose predecessor is recorded too."""
-    return layer is not None and (layer == 0 or layer - 1 in recorded.requested.layers)
 
 
 def expected_stream(recorded: Recorded, model: Model, weights: bool, place: Place, rows: Rows) -> Array | None:

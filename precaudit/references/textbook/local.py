@@ -34,6 +34,7 @@ from precaudit.references.textbook.units import (
     tpu_chooses,
     why_undecided,
 )
+from precaudit.schema.coverage import has_inputs
 from precaudit.schema.emulations import SUMS, Emulation
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.graphs.point import Point
@@ -147,7 +148,8 @@ def local_errors(
             continue
         operation = prepare(recorded, model, place, part)
         if operation is None:
-            yield from _unknown(part, place, run, NOT_RECORDED)
+            if has_inputs(recorded.requested, recorded.config, (place.phase, part.steps[0][0], place.layer, point)):
+                yield from _unknown(part, place, run, NOT_RECORDED)
         else:
             here = replace(emulations, policy=policy_at(recorded, declared, place))
             others = Alternatives(recorded, model, operation, declared)

@@ -18,12 +18,12 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.row_sums import RowSums, hashes_of, sums_of
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.textbook.handover import POINT as HANDED
-from precaudit.references.textbook.handover import embed_rows, is_handed_on
+from precaudit.references.textbook.handover import embed_rows
 from precaudit.references.textbook.local import not_emulated
 from precaudit.references.textbook.operations import prepare
 from precaudit.references.textbook.units import policy_at, tpu_chooses, why_undecided
 from precaudit.references.textbook.unrecorded import UnrecordedRows, before_norm, made_through
-from precaudit.schema.coverage import HASH_FORMAT, point_format, summed_places, unrecorded_path
+from precaudit.schema.coverage import HASH_FORMAT, is_handed_on, point_format, summed_places, unrecorded_path
 from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of
 from precaudit.schema.metrics.rows import unseen, zero_masked
 from precaudit.schema.metrics.sizes import norm, ratio
@@ -61,7 +61,7 @@ def sum_errors(
     asked, run, config = recorded.requested, recorded.run.record.id, recorded.config
     if not asked.row_sums:
         return
-    if HANDED not in asked.points and is_handed_on(recorded, layer):
+    if HANDED not in asked.points and is_handed_on(asked, phase, 0, layer):
         yield from _handover_records(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
     for at, point in summed_places(asked, config.layers, config.sparse, phase):
         if at != layer:

@@ -79,6 +79,7 @@ class Requested(Record, frozen=True, omit_defaults=False):
     """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last.
 
     ``row_sums``: points of which sums of the rows are recorded and not the rows (precaudit/numbers/row_sums.py).
+    ``calls``: of an imported dump, the points of each call (``prefill 0``, ``decode 1``), which need not all be alike.
     """
 
     prompts: tuple[str, ...]
@@ -94,6 +95,7 @@ class Requested(Record, frozen=True, omit_defaults=False):
     tokens_from: str | None
     cache_hashes: bool = False
     row_sums: tuple[str, ...] = ()
+    calls: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=False):
@@ -158,7 +160,8 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
 class RunRecord(Record, frozen=True, omit_defaults=False):
     """run.json. ``finished`` is null while the run is being written and stays so when it is cut off.
 
-    ``mesh``: how many devices each axis has that the model was cut over; empty of one device.
+    ``mesh``: how many devices each axis has that the model was cut over; empty of one device. ``program``: what made
+    the tensors: our decoder, it with other parts, or another framework, whose dump was imported.
     """
 
     schema: int
@@ -175,7 +178,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     started: str
     neutrality: tuple[Neutrality, ...] = ()
     warnings: tuple[str, ...] = ()
-    program: Literal["shipped", "other"] = "shipped"
+    program: Literal["shipped", "other", "dump"] = "shipped"
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
