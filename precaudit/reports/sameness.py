@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from precaudit.diagnosis.sameness.records import Parting, Sameness, TensorHeld, step_text
 from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
+from precaudit.reports.mesh import split_text
 from precaudit.reports.report import Headline, Mark, Report, Section
 from precaudit.schema.places import spans
 
@@ -69,6 +70,9 @@ def _lines(c: Sameness, several: bool, whole: bool) -> Iterator[str]:
     for program, line in zip(c.programs, c.lines, strict=False):
         if line:
             yield f"{before}{program} rounds most at {line}."
+    for x in c.sums:
+        how = split_text(x.split, x.format)
+        yield f"{before}{x.program} adds a product up over devices at {x.source}: it is {how}."
 
 
 def parting_text(p: Parting) -> str:

@@ -118,6 +118,14 @@ def test_diagnose_holds_a_run_against_meshes_of_the_command_line(across):
     assert "model=16 does not divide heads" in err
 
 
+def test_same_names_the_sum_over_devices_that_one_of_two_programs_makes(across):
+    beside, itself = across[0]["same"]
+    assert beside[0].startswith("✓ the first and the second are one formula")
+    told = "adds a product up over devices at row_parallel.py:25: it is made in 4 parts, each rounded to bfloat16"
+    assert [line for line in beside if "over devices" in line] == [f"the second {told}, and added in float32."]
+    assert not [line for line in itself if "over devices" in line]
+
+
 def test_invariance_may_stand_alone_before_the_run(tmp_path, capfd):
     """What follows is its word only where it is one."""
     assert cli(["diagnose", "--invariance", str(tmp_path / "none")]) == 2

@@ -16,6 +16,7 @@ from precaudit.diagnosis.sameness.observed import Observed, observe
 from precaudit.diagnosis.sameness.others import ENOUGH
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import RowsBeside, Sameness
+from precaudit.diagnosis.sameness.sums import sums_of_one
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift
@@ -119,8 +120,8 @@ def _of_case(
     rounding = min(max(value(r.rounding[i]) for r in outputs) for i in (0, 1))
     if worst <= ONE_VALUE or worst <= min(CONSTANT, rounding):
         lines = tuple(_line(x, tell) for x in seen)
-        says = _same_says(programs, outputs, worst)
-        return Sameness(programs=programs, case=case, answer="same", says=says, outputs=outputs, lines=lines)
+        says, sums = _same_says(programs, outputs, worst), sums_of_one(programs, seen)
+        return Sameness(programs=programs, case=case, answer="same", says=says, outputs=outputs, lines=lines, sums=sums)
     if not _share_values(seen):
         return unknown("no weight and no input of one is among the other's, so that their formulas are not either")
     partings = tuple(

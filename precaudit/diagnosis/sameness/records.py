@@ -6,6 +6,7 @@ from typing import Literal
 
 from precaudit.schema.brief import Brief
 from precaudit.schema.records.base import Count, Index, Number, Record
+from precaudit.schema.records.devices import SplitSum
 
 Answer = Literal["same", "other", "unknown"]
 
@@ -65,11 +66,23 @@ class TensorHeld(Record, frozen=True, omit_defaults=False):
     finite: bool = True
 
 
+class ProgramSum(Record, frozen=True, omit_defaults=False):
+    """A product of a program that several devices make in parts, where the other has none such: how these add.
+
+    ``format``: that of the product, to which each part is rounded.
+    """
+
+    program: str
+    source: str
+    format: str
+    split: SplitSum
+
+
 class Sameness(Record, frozen=True, omit_defaults=False):
     """Whether two programs are one formula, in a case: the answer, why, every output, and where they part.
 
-    ``lines``: of each program the point whose own rounding changes its output most, where they are one formula.
-    ``tensors``: those of a dump, where one of the two is that.
+    ``lines``: of each program the point whose own rounding changes its output most, where they are one formula;
+    ``sums``: those over devices that one of both makes so. ``tensors``: those of a dump, where one of the two is that.
     """
 
     programs: tuple[str, str]
@@ -80,6 +93,7 @@ class Sameness(Record, frozen=True, omit_defaults=False):
     partings: tuple[Parting, ...] = ()
     lines: tuple[str, ...] = ()
     tensors: tuple[TensorHeld, ...] = ()
+    sums: tuple[ProgramSum, ...] = ()
 
     @property
     def exit_code(self) -> int:
