@@ -182,7 +182,7 @@ def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Ve
     asked = run.record.requested
     if "decode" not in asked.phases:
         return
-    wanted = [("prefill", 0)] if "prefill" in asked.phases and recorded_in(asked, "decode", 0) else []
+    wanted = [("prefill", 0)] if "prefill" in asked.phases and _seen_twice(asked) else []
     wanted += [("rescore", s) for s in range(asked.decode_steps + 1)] if "rescore" in asked.phases else []
     for prompt in run.prompts:
         for against, step in wanted:
@@ -191,6 +191,12 @@ def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Ve
                     status="missing", kind=f"{against}/decode", prompt=prompt, phase="decode", step=step,
                     point=LOGITS, metric="top1", text="the two views of this position were not compared",
                 )  # fmt: skip
+
+
+def _seen_twice(asked: Requested) -> bool:
+    """Whether decode0 makes the logits of prefill's last position again; of a dump, where it has both."""
+    held = [recorded_in(asked, *call) for call in (("prefill", 0), ("decode", 0))]
+    return not asked.calls or all(LOGITS in points for points in held)
 
 
 def absent(expected: Iterable[Judged], seen: Container[Judged], where: str) -> Iterator[Verdict]:

@@ -95,9 +95,10 @@ def formula_keys(requested: Requested, config: "DecoderConfig", phases: Collecti
                     yield (phase, step, layer, point)
 
 
-def decode_steps_of(requested: Requested) -> range:
-    """The decode steps: decode0, where there is one, and those that continue it."""
-    return range(0 if recorded_in(requested, "decode", 0) else 1, requested.decode_steps + 1)
+def decode_steps_of(requested: Requested) -> Sequence[int]:
+    """The decode steps: decode0, and those that continue it; of an imported dump, those that it has."""
+    every = range(requested.decode_steps + 1)
+    return [s for s in every if recorded_in(requested, "decode", s)] if requested.calls else every
 
 
 def recorded_in(requested: Requested, phase: str, step: int) -> tuple[str, ...]:
@@ -119,7 +120,7 @@ def has_inputs(requested: Requested, config: "DecoderConfig", key: Key) -> bool:
     if not names <= set(recorded_in(requested, phase, step)):
         return False
     if phase == "decode" and row.reads_keys:
-        every = [("prefill", 0), *(("decode", s) for s in decode_steps_of(requested))]
+        every = [("prefill", 0), *(("decode", s) for s in range(1, requested.decode_steps + 1))]
         return all(names & CACHES.keys() <= set(recorded_in(requested, *call)) for call in every)
     outside = layer is not None or not any(POINTS[n].per_layer for n in names)
     return outside or config.layers - 1 in requested.layers

@@ -169,6 +169,17 @@ def test_a_fault_in_decode_alone_is_found_there(tmp_path):
     assert (bad.phase, bad.layer, bad.point) == ("decode", 1, "q")
 
 
+def test_steps_that_were_not_dumped_are_not_judged(tmp_path):
+    """Nor is attention, whose keys are not all there; the others are, at the positions that the step has."""
+    folder = imported(tmp_path, {"a": TOKENS}, steps=3, change=lambda name, x: None if name.startswith("2/") else x)
+    found = precaudit.compare(folder, model=str(MODEL))
+    local = {(e.point, e.step) for e in found.errors if (e.kind, e.phase) == ("local", "decode")}
+    assert {step for point, step in local if point == "q"} == {1, 3}
+    assert "attn_out" not in {point for point, _ in local}
+    assert any(n.startswith("no local error in decode of attn_out") for n in found.notes)
+    assert gate(folder).exit_code == 0
+
+
 def test_what_one_layer_lacks_is_missing(tmp_path):
     folder = imported(tmp_path, {"a": TOKENS}, change=lambda name, x: None if name == "0/1/query" else x)
     compared(folder)
@@ -223,6 +234,30 @@ def test_a_policy_that_its_formats_are_not_is_a_failure(tmp_path):
     folder = imported(tmp_path, {"a": TOKENS})
     compared(folder, "--policy", "bf16")
     assert "format float32, the policy says bfloat16" in {v.text for v in gate(folder).verdicts}
+
+
+def test_products_in_tf32_are_said_by_a_policy(tmp_path):
+    """Operands rounded to 11 bits, ties away from zero, as cvt.rna.tf32 does: beyond float32, and within TF32."""
+    weights = load_file(MODEL / "model.safetensors")
+
+    def change(name, x):
+        _, layer, point = name.split("/") if name.count("/") == 2 else ("", "", "")
+        if point != "self_attn":
+            return x if point == "mix" or name == "ids" else None
+        w = weights[f"model.layers.{layer}.self_attn.o_proj.weight"].astype(np.float32)
+        rows = run_decoder(TOKENS)[f"{layer}/mix"].transpose(1, 0, 2).reshape(len(x), -1)
+        mantissa, exponent = np.frexp(rows)
+        cut = np.copysign(np.floor(np.abs(mantissa) * 2**11 + 0.5), mantissa)
+        return np.ldexp(cut / 2**11, exponent).astype(np.float32) @ w.T
+
+    names = "\n".join(x for x in MAP.splitlines() if x.startswith(("tokens", "[points]", "attn_out", "attn_proj")))
+    folder = imported(tmp_path, {"a": TOKENS}, names, change=change)
+    compared(folder)
+    assert (gate(folder).exit_code, first(folder).point) == (1, "attn_proj")
+    fp32 = "".join(f'{k} = "float32"\n' for k in ("activations", "residual", "scores", "probs", "attn_out", "mlp"))
+    (tmp_path / "tf32.toml").write_text(fp32 + 'kv_cache = "float32"\nmatmul = "TF32_TF32_F32"\n')
+    compared(folder, "--policy", str(tmp_path / "tf32.toml"))
+    assert gate(folder).exit_code == 0
 
 
 def test_two_runs_are_judged_once_both_are_compared_with_fp64(tmp_path, capsys):

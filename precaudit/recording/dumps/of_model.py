@@ -21,7 +21,7 @@ from precaudit.recording.runs.writer import statistics
 from precaudit.schema.coverage import has_inputs, point_format
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present, shape_of
 from precaudit.schema.places import Place, spans
-from precaudit.schema.policies import Policy
+from precaudit.schema.policies import PRESETS, Policy
 from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, StepRecord
@@ -97,13 +97,21 @@ def write_as_run(
         config=msgspec.to_builtins(checkpoint.config), allowed=checkpoint.allowed,
     )  # fmt: skip
     record = RunRecord(
-        schema=SCHEMA, id=dump.record.id, model=model, policy=asdict(policy), requested=asked, device="cpu",
-        device_count=1, versions={}, xla_flags="", commit=None, command=dump.record.command,
+        schema=SCHEMA, id=dump.record.id, model=model, policy=asdict(policy), requested=asked,
+        device=_arithmetic(policy), device_count=1, versions={}, xla_flags="", commit=None, command=dump.record.command,
         started=dump.record.finished, warnings=tuple(said), program="dump", hashes=hashes,
         finished=dump.record.finished,
     )  # fmt: skip
     write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
     return open_run(folder)
+
+
+def _arithmetic(policy: Policy) -> str:
+    """Return whose products are emulated, as a device: a dump does not say its own.
+
+    Those of float32 operands are made in float32, as on a CPU, unless the policy asks for a preset, which GPUs make.
+    """
+    return f"{'gpu' if policy.matmul in PRESETS else 'cpu'} arithmetic (a dump does not say its device)"
 
 
 def _judged(dump: Imported, config: DecoderConfig) -> JudgedDump:
@@ -235,8 +243,9 @@ def _steps(held: JudgedDump) -> Iterator[StepRecord]:
     """Yield a line for every row of logits, and for every token that decode was fed; FP64 has logits at these."""
     for case, n in held.lengths.items():
         tokens = held.dump.record.tokens[case]
-        calls = sorted({(p.phase, p.step) for p in held.places if p.prompt == case}, reverse=True)
-        for phase, step in sorted({*calls, ("prefill", 0)}, key=lambda c: (c[0] == "decode", c[1])):
+        decoded = {p.step for p in held.places if (p.prompt, p.phase) == (case, "decode")}
+        every = sorted(decoded | set(range(1, max(decoded, default=0) + 1)))
+        for phase, step in [("prefill", 0), *(("decode", s) for s in every)]:
             place = Place(case, phase, step, None, LOGITS)
             if place in held.places:
                 rows = held.positions(place)

@@ -212,6 +212,8 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in steps]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
+        if len(steps) > 1 and steps[-1] - steps[0] >= len(steps):  # of a dump that lacks a step between
+            return None
         return np.concatenate([before[: n - 1 + (steps or [1])[0]], *(m for m in made if m is not None)])
 
     def expected_rows(self, prompt: str, layer: int, cache: str) -> Array | None:

@@ -28,7 +28,7 @@ def prefill_decode_records(
     recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None
 ) -> Iterator[PrefillDecodeRecord]:
     """Yield prefill's last position against decode0, then rescore against decode at every position."""
-    steps = {(s.prompt, s.phase, s.step): s for s in recorded.run.steps}
+    steps = {(s.prompt, s.phase, s.step): s for s in recorded.run.steps if s.top_ids}  # a dump may lack logits
     for prompt in prompts:
         first, decode0 = steps.get((prompt, "prefill", 0)), steps.get((prompt, "decode", 0))
         if first is not None and decode0 is not None:
