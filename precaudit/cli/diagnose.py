@@ -179,8 +179,9 @@ def _on_meshes(opened: Any, model: str | None, given: str | None) -> dict[Any, A
 
     meshes = other_meshes(recorded_mesh(opened.record.mesh), None if given is None else parse_mesh(given))
     device = asked_device(opened.record.device)
-    subjects = {mesh: program_of(opened, device, model, mesh) for mesh in meshes}
-    return {mesh: subject for mesh, subject in subjects.items() if subject is not None}
+    largest_first = sorted(meshes, key=lambda mesh: -mesh.devices)  # what is lacking is told of that
+    subjects = {mesh: program_of(opened, device, model, mesh) for mesh in largest_first}
+    return {mesh: subjects[mesh] for mesh in meshes if subjects[mesh] is not None}
 
 
 def _across(found: Any, subjects: dict[Any, Any], model: str | None, cache: Path, as_json: bool) -> int:

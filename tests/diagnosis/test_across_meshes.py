@@ -132,3 +132,10 @@ def test_invariance_may_stand_alone_before_the_run(tmp_path, capfd):
     assert "none" in capfd.readouterr().err
     assert cli(["diagnose", str(tmp_path), "--invariance=shards"]) == 2
     assert "sharding" in capfd.readouterr().err
+
+
+def test_too_few_devices_are_told_of_the_largest_mesh_before_anything_runs(runs, capfd):
+    assert cli(["diagnose", str(runs / "one"), "--invariance", "sharding", "--mesh", "data=512,model=4"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("precaudit: --mesh data=512,model=4 is of 2048 devices, and there are ")
