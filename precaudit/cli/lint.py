@@ -13,6 +13,8 @@ from precaudit.cli._options import deliver, page_options, progress_bar, say
 @click.option("--tpu", metavar="v5e:2x2", help="Compile for this TPU; needs the extra tpu, and no TPU.")
 @click.option("--device", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True,
               help="Without --tpu: read the program for it.")  # fmt: skip
+@click.option("--mesh", metavar="NAME=N[,NAME=N]",
+              help="With --tpu: cut a model over its chips, and list what they exchange.")  # fmt: skip
 @click.option("--policy", metavar="NAME|FILE", help="Formats of a model's parts [bf16].")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--phase", metavar="PHASES", help="prefill, decode (default: both).")
@@ -30,6 +32,7 @@ def command(
     subject: str | None,
     tpu: str | None,
     device: str,
+    mesh: str | None,
     policy: str | None,
     settings: tuple[str, ...],
     phase: str | None,
@@ -63,6 +66,7 @@ def command(
     from precaudit.checks.lint.rules import every
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
+    own["--mesh"] = mesh
     found = _lint(subject, tpu, device, own, run)
     if sarif is not None:
         import json
@@ -80,6 +84,7 @@ def _lint(subject: str, tpu: str | None, device: str, own: dict[str, Any], folde
     from precaudit.errors import UserError
     from precaudit.interpreters.tpu.target import parse_target
     from precaudit.recording.programs.loading import is_reference, load_program
+    from precaudit.schema.meshes import ONE, parse_mesh
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     target, run = None if tpu is None else parse_target(tpu), None if folder is None else read_extents(folder)
@@ -89,7 +94,9 @@ def _lint(subject: str, tpu: str | None, device: str, own: dict[str, Any], folde
                 raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
             return lint_program(load_program(subject), target, device, advance, run)
         policy = apply_settings(load_policy(own["--policy"] or "bf16"), parse_settings(own["--set"] or ()))
+        shape = ONE if own["--mesh"] is None else parse_mesh(own["--mesh"])
         phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
         return lint_model(
-            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance, run,
+            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or shape.data, advance, run,
+            shape,
         )  # fmt: skip

@@ -19,7 +19,13 @@ def lint_report(found: Linted, name: str, fail_on: Severity) -> Report:
     """Return the report of lint: findings by rule and place, why and what to change, what each phase takes."""
     sections = (
         Section("Findings", tables=(places_table(found.findings),), lines=tuple(_reasons(found.findings))),
-        Section("What phases take", tables=(_phases(found),)),
+        Section(
+            "What phases take",
+            tables=(
+                _phases(found),
+                _exchanged(found),
+            ),
+        ),
     )
     notes = tuple(f"note: {n}" for n in found.notes)
     return Report(_verdict(found, name, fail_on), sections, notes, command="lint", title=name, records=found.findings)
@@ -113,6 +119,21 @@ def _phases(found: Linted) -> Table:
     columns = ("phase", "compile s", "args MB", "out MB", "temp MB", "flops", "1 pass", "3 passes",
                "6 passes", "vector unit")  # fmt: skip
     return Table("What a phase takes; products by unit:", columns, tuple(rows), ("phase",))
+
+
+def _exchanged(found: Linted) -> Table:
+    """Return a row for each collective of the partitioned program; none without a mesh."""
+    rows = tuple(
+        (
+            x.phase, x.kind, x.point, str(x.chips), x.format, f"{x.times:,}",
+            "?" if x.bytes is None else f"{x.bytes:,}",
+            "the sum is rounded with every chip" if x.rounds else "",
+        )
+        for x in found.exchanged
+    )  # fmt: skip
+    columns = ("phase", "collective", "point", "chips", "format", "times", "bytes", "adds")
+    words = ("phase", "collective", "point", "format", "adds")
+    return Table("What chips exchange; bytes of a step that one chip is left with:", columns, rows, words)
 
 
 MEMORY = ("arguments", "outputs", "temporaries")

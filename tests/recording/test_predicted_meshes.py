@@ -7,14 +7,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from precaudit.checks.lint.linting import lint_model
 from precaudit.cli import run
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.errors import UserError
+from precaudit.interpreters.tpu.target import parse_target
 from precaudit.judging.gate import gate
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.reports.mesh import cost_text
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.meshes import MeshShape
+from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.devices import SplitSum
 from precaudit.schema.selection import Selection
@@ -94,3 +99,16 @@ def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path,
     assert why in said
     assert re.fullmatch(r"precaudit: .*\n", said)
     assert not (tmp_path / "run").exists()
+
+
+@needs_libtpu
+def test_lint_lists_what_chips_exchange():
+    found = lint_model("tiny", load_policy("bf16"), parse_target("v5e:2x2"), ("decode",), mesh=MeshShape(model=4))
+    adding = {x.point: x for x in found.exchanged if x.kind == "all-reduce"}
+    for point in SPLIT:
+        x = adding[point]
+        assert (x.chips, x.format, x.times, x.bytes, x.rounds) == (4, "bf16", 5, 5 * 128 * 2, True)
+    assert not adding["resid_in"].rounds  # rows of the table: one chip has each
+    assert lint_model("tiny", load_policy("bf16"), parse_target("v5e:2x2"), ("decode",)).exchanged == ()
+    with pytest.raises(UserError, match="goes with --tpu"):
+        lint_model("tiny", load_policy("bf16"), mesh=MeshShape(model=4))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from precaudit.checks.lint.exchanged import Exchange, exchanges
 from precaudit.checks.lint.placing import missing_points_note, with_recorded_extents
 from precaudit.checks.lint.recorded import Extents
 from precaudit.checks.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
@@ -26,12 +27,15 @@ from precaudit.interpreters.tpu.target import (
 )
 from precaudit.interpreters.tpu.units import count_products
 from precaudit.models.jax_decoder.arithmetic import check_device, compiler_options
+from precaudit.models.jax_decoder.sharding import cache_spec, call_specs, check_mesh
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.preparing import error_text, prepare_program
 from precaudit.recording.programs.program import Program
+from precaudit.recording.tracing.predicting import ChipLayout
 from precaudit.recording.tracing.programs import CACHE
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.schema.lengths import bucket
+from precaudit.schema.meshes import ONE, MeshShape
 from precaudit.schema.policies import Policy
 
 PHASES = ("prefill", "decode")
@@ -39,11 +43,12 @@ PHASES = ("prefill", "decode")
 
 @dataclass(frozen=True)
 class Linted:
-    """What was found, worst first; what was read of every phase; notes a reader needs."""
+    """What was found, worst first; what was read of every phase; notes a reader needs; what chips exchange."""
 
     findings: tuple[LintRecord, ...]
     views: tuple[CallView, ...]
     notes: tuple[str, ...] = ()
+    exchanged: tuple[Exchange, ...] = ()
 
     def exit_code(self, fail_on: Severity = "error") -> int:
         """Return 1 where something is as severe as ``fail_on``, 3 where something is only unknown, 0 otherwise."""
@@ -64,12 +69,14 @@ def lint_model(
     batch: int = 1,
     tell: Advance = silent,
     run: Extents | None = None,
+    mesh: MeshShape = ONE,
 ) -> Linted:
     """Lint the shipped decoder on a model, without running it.
 
-    ``tokens``: length of the prompt, and of the cache with room for eight more; ``run``: a recorded run, whose values
-    these formats may not hold. Raises UserError for what cannot be loaded or compiled and for a run of other points,
-    TooLarge where the chip's memory does not hold it.
+    ``mesh``: of several of the target's chips, which the program is cut over. ``tokens``: length of the prompt, and of
+    the cache with room for eight more; ``run``: a recorded run, whose values these formats may not hold. Raises
+    UserError for what cannot be loaded or compiled and for a run of other points, TooLarge where the chip's memory does
+    not hold it.
     """
     if target is not None:
         check_policy(policy, target)
@@ -77,14 +84,29 @@ def lint_model(
         check_device(policy, platform)
     if bad := [p for p in phases if p not in PHASES]:
         raise UserError(f"--phase {bad[0]}: known are {', '.join(PHASES)}")
+    if mesh != ONE and target is None:
+        raise UserError(f"--mesh {mesh} goes with --tpu, such as --tpu v5e:2x2")
     subject = replace(load(name, replace(policy, matmul="highest"), device="cpu"), policy=policy)
+    check_mesh(mesh, subject.config, batch)
     views = []
     for i, phase in enumerate(phases):
         tell(i, len(phases), f"compiling {phase}" if target else f"reading {phase}")
         call = getattr(subject.decoder, phase)
         given = arguments(subject, phase, tokens, batch)
-        views.append(_view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy))
-    return apply_rules(views if run is None else with_recorded_extents(views, run))
+        views.append(
+            _view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy, _cut(mesh, subject))
+        )
+    found = apply_rules(views if run is None else with_recorded_extents(views, run))
+    each = ((v.phase, v.module) for v in views if v.module is not None and mesh != ONE)
+    told = (x for phase, module in each for x in exchanges(phase, module, subject.config.layers))
+    return replace(found, exchanged=tuple(told))
+
+
+def _cut(mesh: MeshShape, subject: Subject) -> ChipLayout | None:
+    """Return how a phase's arguments and results are cut over a mesh; None on one chip."""
+    specs, take = call_specs(mesh, subject.config), jax.ShapeDtypeStruct((1,), jnp.int32)
+    made = (None, cache_spec(mesh, subject.config))
+    return None if mesh == ONE else ChipLayout(mesh.axes, lambda *given: specs(*given, take)[:-1], made)
 
 
 def lint_program(
@@ -172,11 +194,13 @@ def _view(
     target: Target | None,
     platform: str,
     policy: Policy | None,
+    cut: ChipLayout | None = None,
 ) -> CallView:
     size = sum(math.prod(x.shape) * x.dtype.itemsize for i in donated for x in jax.tree.leaves(given[i]))
     if target is None:
         return CallView(phase, platform, jax.jit(call).trace(*given).jaxpr, policy, donated=size)
-    made: CompiledProgram = compile_for(target, call, given, donated, options)
+    placed, out = (given, None) if cut is None else cut.place(target, given)
+    made: CompiledProgram = compile_for(target, call, placed, donated, options, out)
     return CallView(phase, "tpu", made.jaxpr, policy, target, made, parse_module(made.text), size)
 
 
