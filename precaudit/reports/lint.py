@@ -23,7 +23,7 @@ def lint_report(found: Linted, name: str, fail_on: Severity) -> Report:
             "What phases take",
             tables=(
                 _phases(found),
-                _exchanged(found),
+                *([_exchanged(found)] if found.exchanged else []),
             ),
         ),
     )
