@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,7 +16,8 @@ __all__ = [
     "cache_option",
     "console",
     "deliver",
-    "page_options", "progress_bar",
+    "given_options",
+    "leave_out", "page_options", "progress_bar",
     "references",
     "say",
     "selection_of_filters",
@@ -68,6 +69,28 @@ def selection_of_filters(
     return Selection.parse(
         layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
     )
+
+
+def given_options(context: click.Context) -> dict[str, str]:
+    """Return {parameter: how it is written} of the options and arguments that the command line gives."""
+    from click.core import ParameterSource
+
+    line = ParameterSource.COMMANDLINE
+    given = (p for p in context.command.params if context.get_parameter_source(p.name or "") == line)
+    return {
+        p.name or "": p.human_readable_name if p.param_type_name == "argument" else p.opts[0]
+        for p in given
+        if context.params[p.name or ""] is not None
+    }
+
+
+def leave_out(context: click.Context, names: Iterable[str], why: str) -> None:
+    """Raise UserError where the command line gives one of these parameters, which are of no use here."""
+    from precaudit.errors import UserError
+
+    given = given_options(context)
+    if other := [given[name] for name in names if name in given]:
+        raise UserError(f"{why}; leave out {', '.join(other)}")
 
 
 def cache_option(function: Callable[..., Any]) -> Callable[..., Any]:

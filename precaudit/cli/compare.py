@@ -9,11 +9,27 @@ import click
 from precaudit.cli._options import (
     cache_option,
     deliver,
+    leave_out,
     progress_bar,
     references,
     selection_of_filters,
     selection_options,
 )
+
+FILTERS = ("layers", "points", "phases", "prompt")
+OF_PROGRAM = ("program", "reference", "names", "config")
+# What is of no use, by what RUN is or an option asks for, and why.
+LEFT_OUT = {
+    "runs": ("{run} is a folder of runs, compared whole",
+             (*FILTERS, *OF_PROGRAM, "family", "policy", "partial", "rerun")),
+    "pair": ("{run} and {against} are compared whole",
+             (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun")),
+    "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
+    "program": ("{run} is of a program", ("formula", "partial")),
+    "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
+    "textbook": ("--model says what it is held against", ("config", "reference")),
+    "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
+}  # fmt: skip
 
 
 @click.command()
@@ -53,7 +69,9 @@ from precaudit.cli._options import (
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the error records as JSONL instead of tables.")
+@click.pass_context
 def command(
+    context: click.Context,
     run: Path,
     against: Path | None,
     layers: str | None,
@@ -85,70 +103,72 @@ def command(
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """
-    from precaudit.errors import UserError
-    from precaudit.judging.gate import gate, judge_found
     from precaudit.recording.dumps.runs import is_imported
     from precaudit.recording.runs.programs import is_program_run
+    from precaudit.references.comparison.compare import CompareOptions
+    from precaudit.workflows.several import runs_in
+
+    def check(*kinds: str) -> None:
+        for why, names in (LEFT_OUT[kind] for kind in kinds):
+            leave_out(context, names, why.format(run=run, against=against))
+
+    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
+    options = CompareOptions(accum=accums, model=model, partial=partial, formula=formula)
+    filters, several = (layers, points, phases, prompt), every or verbose
+    if against is None and runs_in(run):
+        check("runs")
+        return _policies(run, options, no_cache, as_json)
+    if against is not None and any(is_program_run(x) or is_imported(x) for x in (run, against)):
+        check("pair")
+        return _between(run, against, as_json, several)
+    if run.exists() and not is_imported(run):
+        check("recorded")
+    if is_program_run(run):
+        check("program", *(["rerun"] if rerun else ["textbook"] if model is not None else []))
+        if rerun:
+            from precaudit.workflows.watch import rerun as run_again
+
+            run_again(run, accums, model)
+        own = rerun or model is None
+        formula_of = _reference(reference, names, config, family) if own else (model, names)
+        return _program(run, program, formula_of, filters, accums, as_json, several)
+    if run.exists():
+        check("decoder")
+    return _decoder(run, against, policy, filters, options, no_cache, as_json, verbose, every)
+
+
+def _decoder(
+    run: Path,
+    against: Path | None,
+    policy: str | None,
+    filters: tuple[str | None, str | None, str | None, str | None],
+    options: Any,
+    no_cache: bool,
+    as_json: bool,
+    verbose: bool,
+    every: bool,
+) -> None:
+    """Compare a run of a model, or a dump as one, with FP64 or with another run; with filters, some of it."""
+    from precaudit.judging.gate import gate, judge_found
+    from precaudit.recording.dumps.runs import is_imported
     from precaudit.recording.runs.reader import open_run
     from precaudit.recording.runs.written import recall
-    from precaudit.references.comparison.compare import CompareOptions, compare
+    from precaudit.references.comparison.compare import compare
     from precaudit.reports.comparison import comparison_page, comparison_report
     from precaudit.reports.headline import headline
     from precaudit.reports.pages import as_markdown
     from precaudit.reports.report import Report
     from precaudit.workflows.dumped_model import dump_as_run
-    from precaudit.workflows.several import runs_in
     from precaudit.writing import write_whole
 
-    if against is None and runs_in(run):
-        filters: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        filters |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
-        filters |= {"--family": family, "--partial": partial or None}
-        if other := [name for name, value in filters.items() if value is not None]:
-            raise UserError(f"{run} is a folder of runs, compared whole; leave out {', '.join(other)}")
-        _policies(run, accum, model, formula, no_cache, as_json)
-        return None
-    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
-    kinds = [kind(x) for x in (run, against) if x is not None for kind in (is_program_run, is_imported)]
-    if any(kinds) and against is not None:
-        given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        given |= {"--model": model, "--policy": policy}
-        given |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
-        if other := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{run} and {against} are compared whole; leave out {', '.join(other)}")
-        _between(run, against, as_json, every or verbose)
-        return None
-    if policy is not None and not is_imported(run):
-        raise UserError(f"{run} was not imported, and says its policy itself; leave out --policy")
-    if is_program_run(run):
-        given = {"--formula": formula or None, "--partial": partial or None}
-        if other := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
-        if rerun:
-            beside: dict[str, object] = {"--program": program, "--reference": reference}
-            _rerun(run, {**beside, "--map": names, "--config": config}, accums, model)
-            model = None
-        if model is not None:
-            if other := [name for name, x in (("--config", config), ("--reference", reference)) if x is not None]:
-                raise UserError(f"--model says what it is held against; leave out {', '.join(other)}")
-            against_it: Any = (model, names)
-        else:
-            against_it = _reference(reference, names, config, family)
-        _program(run, program, against_it, (layers, points, phases, prompt), accums, as_json, every or verbose)
-        return None
-    own: dict[str, object] = {"--program": program, "--reference": reference, "--map": names, "--config": config}
-    own |= {"--family": family, "--rerun": rerun or None}
-    if run.exists() and (other := [name for name, value in own.items() if value is not None]):
-        raise UserError(f"{run} is no run of a program; leave out {', '.join(other)}")
     if is_imported(run):
         with progress_bar() as advance:
-            opened = dump_as_run(run, model, policy, advance)
+            opened = dump_as_run(run, options.model, policy, advance)
     else:
-        opened = open_run(run, partial, held=against is None)
-    asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
+        opened = open_run(run, options.partial, held=against is None)
+    asked = selection_of_filters(opened.record.requested, *filters)
     with progress_bar() as advance, references(no_cache) as cache:
-        options = CompareOptions(accum=accums, model=model, partial=partial, cache=cache, formula=formula, held=False)
-        found = compare(opened, against, asked, options, advance)
+        found = compare(opened, against, asked, replace(options, cache=cache, held=False), advance)
     if as_json and asked is not None:
         return deliver(Report(None, records=found.errors), as_json)
     if against is not None:
@@ -166,16 +186,13 @@ def command(
     return deliver(replace(report, ending=(*report.ending, where)), as_json)
 
 
-def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cache: bool, as_json: bool) -> None:
+def _policies(folder: Path, options: Any, no_cache: bool, as_json: bool) -> None:
     """Compare every run in a folder, and print a row a policy."""
-    from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.policies import policies_report
     from precaudit.workflows.several import compare_policies
 
-    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     with progress_bar() as advance, references(no_cache) as cache:
-        options = CompareOptions(accum=accums, model=model, cache=cache, formula=formula)
-        rows, said = compare_policies(folder, options, advance)
+        rows, said = compare_policies(folder, replace(options, cache=cache), advance)
     deliver(policies_report(rows, str(folder), said), as_json)
 
 
@@ -188,16 +205,6 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
     if names is not None and reference is not None:
         raise UserError("give --reference or --map, not both")
     return names_of(names, config, family) or (None if reference is None else load_function(reference))
-
-
-def _rerun(run: Path, given: dict[str, object], accums: tuple[str, ...], model: str | None) -> None:
-    """Have a watched run compared in the process of its command."""
-    from precaudit.errors import UserError
-    from precaudit.workflows.watch import rerun
-
-    if other := [name for name, value in given.items() if value is not None]:
-        raise UserError(f"--rerun runs the command of {run} again; leave out {', '.join(other)}")
-    rerun(run, accums, model)
 
 
 def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:

@@ -8,6 +8,7 @@ import click
 from precaudit.cli._options import (
     cache_option,
     deliver,
+    leave_out,
     progress_bar,
     references,
     say,
@@ -48,7 +49,9 @@ class _Words(click.Command):
               help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
+@click.pass_context
 def command(
+    context: click.Context,
     run: Path,
     layers: str | None,
     points: str | None,
@@ -81,15 +84,12 @@ def command(
     from precaudit.reports.diagnosis import diagnosis_report
 
     if is_program_run(run):
-        given: dict[str, object] = {"--lift": lift or None}
-        given |= {"--invariance": invariance, "--mesh": mesh}
-        if other := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
+        leave_out(context, ("lift", "invariance", "mesh"), f"{run} is of a program")
         if rerun:
             return _rerun(run, model)
         return _program(run, program, model, (layers, points, phases, prompt), objective, verbose, as_json)
-    if run.exists() and (program is not None or rerun):
-        raise UserError(f"{run} is no run of a program; leave out {'--program' if program else '--rerun'}")
+    if run.exists():
+        leave_out(context, ("program", "rerun"), f"{run} is no run of a program")
     opened = open_run(run, partial)
     on_meshes = _on_meshes(opened, model, mesh) if invariance == SHARDING else None
     if mesh is not None and on_meshes is None:

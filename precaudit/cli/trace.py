@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import deliver, progress_bar, say, selection_options
+from precaudit.cli._options import deliver, given_options, leave_out, progress_bar, say, selection_options
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
@@ -237,8 +237,8 @@ def _program(
         "strict",
     }
     itself |= {"taps", "policy", "settings", *({"device"} if target else ())}
-    if other := _others(context, itself):
-        raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
+    other = [name for name in given_options(context) if name not in itself]
+    leave_out(context, other, "a program says itself what it runs on")
     program = load_program(reference) if rename is None else rename_points(load_program(reference), rename)
     program = program if cases is None else program.some(names_in(cases, "case"))
     if (policy := _from_command_line(context, "policy")) is not None or context.params["settings"]:
@@ -279,25 +279,10 @@ def _from_command_line(context: click.Context, name: str) -> str | None:
     return str(context.params[name]) if said else None
 
 
-def _others(context: click.Context, taken: set[str]) -> list[str]:
-    """Return the options and arguments that were given beside those of a way to trace."""
-    from click.core import ParameterSource
-
-    given = [n for n in context.params if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
-    other = [n for n in given if n not in taken and context.params[n] is not None]
-    return [
-        p.make_metavar(context) if p.param_type_name == "argument" else p.opts[0]
-        for p in context.command.params
-        if p.name in other
-    ]
-
-
 def _again(context: click.Context, run: Path, output: Path | None, force: bool) -> int:
     """Repeat a run and print whether it came out the same."""
-    from precaudit.errors import UserError
-
-    if other := _others(context, {"repeat", "output", "force"}):
-        raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
+    other = [name for name in given_options(context) if name not in ("repeat", "output", "force")]
+    leave_out(context, other, "--repeat records what RUN says")
     from precaudit.progress import Progress
     from precaudit.workflows.repeat import repeat
 

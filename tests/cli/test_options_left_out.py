@@ -1,0 +1,54 @@
+"""Options that are of no use for what RUN is: told in one line, before anything is read."""
+
+import pytest
+
+from precaudit.cli import run
+from precaudit.cli.compare import LEFT_OUT, command
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    """A folder of each kind, of which nothing but the kind is there."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("program/program.json", "dump/dump.json", "model/run.json", "several/bf16/run.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("{}")
+
+
+def test_the_table_is_of_options_of_the_command():
+    known = {p.name for p in command.params}
+    assert {name for _, names in LEFT_OUT.values() for name in names} <= known
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "several --policy bf16 --layers 0",
+            "several is a folder of runs, compared whole; leave out --layers, --policy",
+        ),
+        ("several --rerun", "several is a folder of runs, compared whole; leave out --rerun"),
+        ("program model --formula", "program and model are compared whole; leave out --formula"),
+        ("dump model --model x --family y", "dump and model are compared whole; leave out --model, --family"),
+        ("model --policy bf16", "model was not imported, and says its policy itself; leave out --policy"),
+        ("program --partial --formula", "program is of a program; leave out --formula, --partial"),
+        ("program --rerun --map x", "--rerun runs the command of program again; leave out --map"),
+        ("program --model x --config y", "--model says what it is held against; leave out --config"),
+        ("model --family x --rerun", "model is no run of a program; leave out --family, --rerun"),
+        ("gone --policy bf16", "gone: no run here (no run.json); make one with: precaudit trace SUBJECT -o gone"),
+    ],
+)
+def test_what_compare_cannot_use_is_named(words, told, capfd):
+    assert run(["compare", *words.split()]) == 2
+    assert capfd.readouterr() == ("", f"precaudit: {told}\n")
+
+
+def test_what_diagnose_and_trace_cannot_use_is_named(capfd):
+    for words, told in (
+        ("diagnose program --mesh x --lift y", "program is of a program; leave out --lift, --mesh"),
+        ("diagnose model --rerun", "model is no run of a program; leave out --rerun"),
+        ("trace tiny --repeat model --batch 2", "--repeat records what RUN says; leave out SUBJECT, --batch"),
+        ("trace x.py:y --mesh x --batch 2", "a program says itself what it runs on; leave out --batch, --mesh"),
+    ):
+        assert run(words.split()) == 2
+        assert capfd.readouterr().err == f"precaudit: {told}\n"
