@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import deliver, write
+from precaudit.cli._options import deliver, say, write
 from precaudit.judging.judgement import Judgement
 
 
@@ -18,12 +18,18 @@ def deliver_judgement(
     verbose: bool = False,
 ) -> int:
     """Print a judgement, write the files asked for, and return the exit code."""
+    from precaudit.errors import UserError
     from precaudit.reports.findings import causes_by_place
     from precaudit.reports.gate import gate_report
     from precaudit.reports.gathered import findings_of
     from precaudit.reports.report import Report
 
-    causes = causes_by_place(j, findings_of(Path(run), j) or ())
+    try:
+        found = findings_of(Path(run), j) or ()
+    except UserError as error:  # the verdicts stand without them
+        say(f"note: what diagnose found is left out: {error}", err=True)
+        found = ()
+    causes = causes_by_place(j, found)
     if junit is not None:
         from precaudit.reports.junit import render_junit
 

@@ -10,11 +10,10 @@ from precaudit.diagnosis.sameness.observed import observe
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import Parting, step_text
 from precaudit.interpreters.jaxpr.shadow import CannotLift
-from precaudit.judging.rules import judge_pair
+from precaudit.judging.rules import judge_pair, parts_beyond_rounding
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.forward import NotChained
-from precaudit.schema.limits import default_limits
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -46,10 +45,13 @@ def view_findings(
                 says += f", first {parting.point}{step_text(parting.step)} ({parting.source})"
             yield _finding("semantics", f"{view} is not {against}", says, its, parting)
         else:
-            far = max((p.kl_ratio or 0.0 for p in its), default=0.0)
-            top1 = f"top-1 of {view} or {against} is neither FP64's nor a near tie at {at}"
-            apart = f"{view} and {against} are {far:.3g} × as far apart in KL as rounding makes them, at {at}"
-            says = f"{apart if far > default_limits().kl.value else top1}; no recorded operation is off"
+            far = [p.kl_ratio or 0.0 for p in its if parts_beyond_rounding(p)]
+            says = (
+                f"{view} and {against} are {max(far):.3g} × as far apart in KL as rounding makes them"
+                if far
+                else f"top-1 of {view} or {against} is neither FP64's nor a near tie"
+            )
+            says += f" at {at}; no recorded operation is off"
             yield _finding("unknown", UNNAMED, says, its, None)
 
 

@@ -93,6 +93,11 @@ def _lacking(e: ErrorRecord) -> str | None:
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 
 
+def parts_beyond_rounding(p: PrefillDecodeRecord) -> bool:
+    """Whether the KL of two views of one position is more than rounding of both makes."""
+    return p.kl_ratio is not None and not p.kl_ratio <= default_limits().kl.value
+
+
 def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     """Judge two views of one position: their top-1 and FP64's agree, or are near ties there, and KL is rounding's."""
     if not p.finite:
@@ -100,10 +105,10 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     if p.f64_apart is not None:
         apart = f"FP64 logits of {p.view} are {value(p.f64_apart):.1e} off those of {p.against}"
         return Verdict.of_pair(p, "fail", text=f"{apart}: they are not one function", value=value(p.f64_apart))
-    most = default_limits().kl.value
-    if (times := p.kl_ratio) is not None and times > most:
-        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {times:.3g} × what rounding makes"
-        return Verdict.of_pair(p, "fail", metric="kl", text=text, value=value(p.kl), limit=most * value(p.kl_noise))
+    if parts_beyond_rounding(p):
+        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {p.kl_ratio:.3g} × what rounding makes"
+        limit = default_limits().kl.value * value(p.kl_noise)
+        return Verdict.of_pair(p, "fail", metric="kl", text=text, value=value(p.kl), limit=limit)
     if p.agree:
         return Verdict.of_pair(p, "pass", text="" if p.match else "each as FP64 is with its own lengths in RoPE")
     if p.near_tie:

@@ -21,6 +21,8 @@ def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:
 
     A verdict names a program's own point, a finding the point of the reference; some do not meet.
     """
+    if not findings:
+        return {}
     places = [
         at
         for at, its in group_verdicts(j.verdicts, lambda v: (v.layer, v.point)).items()

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from precaudit.judging.rules import parts_beyond_rounding
 from precaudit.reports.digits import digits, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
-from precaudit.reports.worst import is_beyond_rounding
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
@@ -78,7 +78,7 @@ def _match(p: PrefillDecodeRecord) -> str:
     """Return how two top-1 go together; by length: each is FP64's with its own lengths in RoPE."""
     if p.f64_apart is not None:
         return "other function"
-    if is_beyond_rounding(p):
+    if parts_beyond_rounding(p):
         return "KL beyond rounding"
     return "yes" if p.match else "near tie" if p.near_tie else "by length" if p.agree else "NO"
 
@@ -97,7 +97,7 @@ def prefill_decode_table(
 
     for p in pairs:
         first = p.prefill_last_top1 is not None
-        if every or first or not p.match or p.f64_match is False or p.f64_apart is not None or is_beyond_rounding(p):
+        if every or first or not p.match or p.f64_match is False or p.f64_apart is not None or parts_beyond_rounding(p):
             views = p.against if p.view == "decode" else f"{p.against} ({p.view})"
             rows.append((
                 p.prompt, views if first else f"{views} {p.step}", str(p.position),

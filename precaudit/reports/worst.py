@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Sequence
 from statistics import median
 
+from precaudit.judging.rules import parts_beyond_rounding
 from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.limits import default_limits
 from precaudit.schema.places import point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -74,12 +74,7 @@ def largest(errors: Sequence[ErrorRecord]) -> str:
 
 def top1_disagreements(pairs: Sequence[PrefillDecodeRecord]) -> list[PrefillDecodeRecord]:
     """Return where views and FP64 do not all have one top-1, or KL is beyond rounding: what agrees is counted."""
-    return [p for p in pairs if not p.match or p.f64_match is False or is_beyond_rounding(p)]
-
-
-def is_beyond_rounding(p: PrefillDecodeRecord) -> bool:
-    """Whether the KL of two views is more than rounding of both makes."""
-    return p.kl_ratio is not None and not p.kl_ratio <= default_limits().kl.value
+    return [p for p in pairs if not p.match or p.f64_match is False or parts_beyond_rounding(p)]
 
 
 def _points(errors: Sequence[ErrorRecord]) -> dict[str, list[SummaryLine]]:

@@ -231,6 +231,15 @@ def test_a_difference_without_a_yardstick_is_no_rounding(runs):
     assert difference_verdict(broken, *known).mark == "✗"
 
 
+def test_findings_that_cannot_be_read_change_no_verdict(runs, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(runs["faulty"].run.folder, folder)
+    code = cli(["gate", str(folder)])
+    (folder / "findings.jsonl").write_text('{"kind": broken\n')
+    assert cli(["gate", str(folder)]) == code == 1
+    assert "note: what diagnose found is left out: " in capsys.readouterr().err
+
+
 def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, capsys):
     """A plain compare after one with --formula says what the gate says."""
     shutil.copytree(runs["honest"].run.folder, tmp_path / "run")
