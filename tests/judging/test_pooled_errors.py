@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import precaudit
 from exams import mistakes
 from precaudit.judging.gate import judge_records
-from precaudit.judging.pooled import GAIN, RATIO, pooled_verdicts
+from precaudit.judging.pooled import GAIN, RATIO, PairPool, pooled_verdicts
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import inheriting
 from precaudit.models.jax_decoder.arithmetic import Arithmetic
@@ -47,6 +47,22 @@ def test_what_is_the_same_in_all_records_fails_far_below_the_limit_of_one():
     honest = records()
     honest[5] = records(1, 1, ratio=7.0)[0]
     assert found(honest) == []
+
+
+def test_two_runs_are_judged_by_medians_over_prompts():
+    """One prompt may be far off; all of them together may not; float32 has the limit of its ratios."""
+
+    def beyond(ratios, wide=False):
+        pool = PairPool()
+        for i, ratio in enumerate(ratios):
+            for e in records(prompts=1, calls=2):
+                pool.add(msgspec.structs.replace(e, prompt=f"p{i}"), ratio, wide)
+        return [(m.layer, m.point, m.prompts) for m in pool.medians(default_limits()) if m.ratio > m.limit]
+
+    assert beyond([1.0] * 6) == beyond([1.0] * 5 + [7.0]) == beyond([2.5] * 6, wide=True) == []
+    assert beyond([2.0] * 6) == [(2, "q", 6)]
+    assert beyond([7.0] * 6, wide=True) == [(2, "q", 6)]
+    assert beyond([9.0] * 3) == []  # of fewer than eight records each has the limit of one
 
 
 def test_ratios_in_float32_have_a_limit_of_their_own():

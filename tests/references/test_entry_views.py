@@ -22,6 +22,7 @@ from precaudit.judging.programs import notes
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run, write_manifest
+from precaudit.references.comparison.entry_views import Row, pairs_of_rows
 from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.records.base import value
 from tests.helpers.paths import ROOT
@@ -276,6 +277,27 @@ def test_an_entry_point_that_begins_where_no_token_leads_is_unknown(tmp_path):
     assert (gate(opened.folder).exit_code, found.exit_code) == (3, 3)
 
 
+def test_which_rows_of_one_position_are_held_against_each_other():
+    """Decode to every view of several rows, other views to the first, at the same place of the batch if it is there."""
+
+    def row(entry, batch=0, alone=False):
+        return Row(entry, 0, batch, 0, 4, alone, (2, 1, 8))
+
+    first, same, decoded, again = [row(0, 0), row(0, 1)], [row(1, 1), row(1, 0)], row(2, 1, alone=True), row(3, 1)
+    every = [*first, *same, decoded, again]
+    pairs = {(b.entry, b.batch): [(a.entry, a.batch) for a, x in pairs_of_rows(every) if x is b] for b in every}
+    assert pairs == {
+        (0, 0): [],
+        (0, 1): [],
+        (1, 0): [(0, 0)],
+        (1, 1): [(0, 1)],
+        (2, 1): [(0, 1), (1, 1), (3, 1)],
+        (3, 1): [(0, 1)],
+    }
+    alone = [row(0, alone=True), row(1, alone=True)]
+    assert list(pairs_of_rows(alone)) == [(alone[0], alone[1])]
+
+
 BATCHED = jnp.asarray(list(PROMPTS.values()), jnp.int32)
 
 
@@ -284,7 +306,11 @@ def in_chunks(params, tokens, _start, held):
     return jnp.tanh(state).astype(jnp.bfloat16) @ params["out"], state[:, -1]
 
 
-def viewed(alone=prefill, in_chunks=in_chunks):
+def alone(params, tokens, _start):
+    return prefill(params, tokens)
+
+
+def viewed(alone=alone, in_chunks=in_chunks):
     """A batch of two, prefilled at once; its second sequence alone; the batch in a longer bucket; and in two chunks."""
 
     def bucket(params, tokens, _lengths):
@@ -294,7 +320,7 @@ def viewed(alone=prefill, in_chunks=in_chunks):
     first = BATCHED[:, :3], jnp.int32(0), jnp.zeros((2, WIDTH), jnp.float32)
     named = {"outputs": ("logits", "held"), "tokens": 0}
     then = {
-        "alone": Entry(alone, lambda *_: (BATCHED[1:],), **named),
+        "alone": Entry(alone, lambda *_: (BATCHED[1:], jnp.int32(0)), start=1, **named),
         "bucket": Entry(bucket, lambda *_: (padded, lengths), lengths=1, **named),
         "chunk": Entry(in_chunks, lambda *_: first, start=1, **named),
         "next_chunk": Entry(in_chunks, lambda _, out: (BATCHED[:, 3:], jnp.int32(3), out[1]), start=1, **named),
@@ -330,7 +356,7 @@ def test_a_view_on_several_devices_is_one_function(tmp_path):
 
 
 def test_a_view_that_is_another_function_fails_by_its_name(tmp_path):
-    def mixed(params, tokens):
+    def mixed(params, tokens, _start):
         logits, held = prefill(params, tokens)
         return logits * jnp.bfloat16(1.01), held
 

@@ -26,10 +26,12 @@ from precaudit.reports.comparison import comparison_page, comparison_report
 from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown
+from precaudit.reports.summary import _percent as percent
 from precaudit.reports.summary import local_sentence
 from precaudit.reports.terminal import print_report
 from precaudit.reports.tokens import quote_tokens
 from precaudit.reports.worst import explained_by
+from precaudit.schema.selection import Selection
 from tests.helpers.runs import everything, record
 
 NUMBER = re.compile(r"\d\.\d(?:e[-+]?\d+)? L\d+|\d\.\de-\d+")
@@ -184,6 +186,23 @@ def test_other_weights_are_never_called_fine(runs, tmp_path, change, capsys):
     assert "beyond rounding" in first.sentence
     cli(["compare", str(runs["honest"].run.folder), str(tmp_path / "run")])
     assert capsys.readouterr().out.startswith(first.text[:40])
+
+
+def test_weights_in_other_formats_are_told_by_the_command(tmp_path, capsys):
+    for policy in ("bf16", "int8-weights"):
+        record(tmp_path / policy, policy=policy, prompts=PROMPTS[:1], select=Selection.parse(points="logits"))
+        compare(tmp_path / policy, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    cli(["compare", str(tmp_path / "bf16"), str(tmp_path / "int8-weights")])
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.startswith("? ")
+    assert said.endswith("but the runs are of different weights (tiny; tiny in int8).")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.9999, "99.99 %"), (0.5, "50 %"), (0.0, "none of it"), (-0.4, "none of it")]
+)
+def test_a_share_is_between_none_and_all(share, text):
+    assert percent(share) == text
 
 
 def test_other_weights_within_rounding_are_not_called_fine(runs):

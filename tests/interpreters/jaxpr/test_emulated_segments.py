@@ -425,6 +425,29 @@ def test_a_vector_unit_adds_rounded_terms():
     np.testing.assert_array_equal(made, terms.astype(np.float64).sum(-1).astype(BF).astype(np.float64))
 
 
+@pytest.mark.parametrize(("moved", "elides"), [
+    (lambda y: y, True), (lambda y: y.T, True), (lambda y: y.T.T, True), (lambda y: y.T.reshape(-1), False),
+])  # fmt: skip
+def test_a_pair_of_conversions_goes_through_transpositions_alone(moved, elides):
+    """A reshape after a transposition copies: what it reads was rounded."""
+
+    def call(x):
+        return moved((x * 1.001).astype(BF)).astype(jnp.float32)
+
+    x = jnp.asarray(DRAW.standard_normal((3, 5)), jnp.float32)
+    jaxpr = jax.make_jaxpr(call)(x)
+    with jax.enable_x64(True):
+        wide = np.asarray(x, np.float64)
+        made, strict = (
+            np.asarray(Emulator({}, (), how).run(jaxpr.jaxpr, (), (jnp.asarray(wide),))[0])
+            for how in (Realisation("converted"), Realisation())
+        )
+    factor = np.float64(np.float32(1.001))
+    assert np.allclose(made, moved(wide * factor), rtol=2.0**-22) == elides
+    assert np.allclose(strict, moved(wide * factor), rtol=2.0**-8)
+    assert not np.allclose(strict, moved(wide * factor), rtol=2.0**-22)
+
+
 def test_readers_are_counted_where_ways_run_in_step():
     """``wide`` is read by three equations and rounded; ``out``, which one reads, is not: in a scan as outside."""
 
