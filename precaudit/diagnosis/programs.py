@@ -206,7 +206,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         at = list(worst.index) if isinstance(worst.index, tuple) else worst.index
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
         says = (
-            "it holds NaN or infinity that FP64 does not"
+            "it holds NaN or infinity, and no operation was found that makes it"
             if worst.status == "nonfinite"
             else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
             f"{worst.scope} {at}, from recorded inputs"

@@ -344,6 +344,25 @@ def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+def test_nan_in_one_view_alone_fails_there_and_is_told(tmp_path, recwarn):
+    """Chains of many draws, which decide whether an infinity is rounding's, go on from the entry point before, too."""
+
+    def holes(params, tokens):
+        logits, held = prefill(params, tokens)
+        return jnp.where(tokens[..., None] > 5, jnp.nan, logits), held
+
+    view = Entry(holes, lambda inputs, _: inputs, outputs=("logits", "held"), tokens=0)
+    program = replace(served().some(["a"]), then={"view": view})
+    opened = trace_program(program, tmp_path / "run")
+    found = compare_program(opened, program).prefill_decode
+    assert [p.finite for p in found] == [token <= 5 for token in PROMPTS["a"]]
+    failed = [v for v in gate(opened.folder).verdicts if v.status == "fail"]
+    assert {(v.kind, v.text) for v in failed} == {("prefill/view", "logits are NaN or infinite: there is no top-1")}
+    assert {v.phase for v in gate(opened.folder).verdicts if v.status == "nonfinite"} == {"view call"}
+    assert "no operation was found that makes it" in diagnose_program(opened, program).findings[0].says
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
 def test_a_view_on_several_devices_is_one_function(tmp_path):
     given = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     run = [sys.executable, "-m", "tests.helpers.sharded_views", str(tmp_path)]

@@ -88,7 +88,8 @@ def compare_views(
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
     if len(f64) == 2:
         best, second = np.argsort(-f64[1], kind="stable")[:2]
-        one = bool(np.allclose(f64[0], f64[1], rtol=0, atol=ONE * float(np.abs(f64[1]).max(initial=0))))
+        same = finite and np.allclose(f64[0], f64[1], rtol=0, atol=ONE * float(np.abs(f64[1]).max(initial=0)))
+        one = bool(same) or not finite
         other = int(np.argmax(f64[0]))
         each = [({a.top1, other}, f64[0]), ({b.top1, int(best)}, f64[1])]
         each = [({a.top1, b.top1, int(best)}, f64[1])] if one else each

@@ -79,7 +79,7 @@ class Traced:
         self._locals: dict[tuple[int | None, str], list[ErrorRecord]] = {}
         self._case: str | None = None
         self._forwards: dict[At, ErrorRecord] = {}
-        self._ends: dict[bool, list[Ended]] = {}
+        self._ends: dict[tuple[bool, int], list[Ended]] = {}  # whether strictly, and of how many draws
         self.logits: list[LogitRows] = []
 
     def values(self, place: Place) -> Array | None:
@@ -141,7 +141,7 @@ class Traced:
         if far and self.chains.other:
             again = self._calls(case, strictly=True)
             self._forwards |= {at: again[at] for at in far if again[at].unknown is None}
-        if self.chains.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
+        if self.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
             many = self._calls(case, drawn=MANY)  # whether rounding decides of them
             self._forwards |= {at: many[at] for at in masked}
 
@@ -159,14 +159,19 @@ class Traced:
             return found
         return found
 
-    def ends(self, case: str, strictly: bool) -> list[Ended]:
-        """Return what the chains of a case end with; raises NotChained where they do not come there."""
+    @property
+    def small(self) -> bool:
+        """Whether many draws are affordable, of the entry points before, too."""
+        return self.chains.small and (self.before is None or self.before[0].small)
+
+    def ends(self, case: str, strictly: bool, drawn: int) -> list[Ended]:
+        """Return what FP64 and the drawn chains of a case end with; raises NotChained where they do not come there."""
         self._run_chain(case)
-        if strictly not in self._ends:
-            self._calls(case, strictly)
-        if not self._ends[strictly]:
+        if (strictly, drawn) not in self._ends:
+            self._calls(case, strictly, drawn)
+        if not self._ends[strictly, drawn]:
             raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
-        return self._ends[strictly]
+        return self._ends[strictly, drawn]
 
     def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ErrorRecord]:
         """Return the forward records of a case."""
@@ -174,10 +179,10 @@ class Traced:
         every = [*judged_places(record), *((p, None) for p in record.outputs)]
         calls, done = range(record.calls), 0
         told: dict[At, ErrorRecord] = {}
-        first, self._ends[strictly] = not strictly and drawn == DRAWS, []
+        first, self._ends[strictly, drawn] = not strictly and drawn == DRAWS, []
         try:
             with jax.enable_x64(True):
-                begun = None if self.before is None else (self.before[1], self.before[0].ends(case, strictly))
+                begun = None if self.before is None else (self.before[1], self.before[0].ends(case, strictly, drawn))
                 given = recorded_calls(self.opened, case)
                 for call, made in enumerate(self.chains.calls(given, drawn, strictly, begun)):
                     made = CallValues(
@@ -193,7 +198,7 @@ class Traced:
                     self.exact += [made.exact] if self.kept and first else []
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
-                self._ends[strictly] = self.chains.ends
+                self._ends[strictly, drawn] = self.chains.ends
         except (CannotLift, NotImplementedError, NotChained) as error:
             for call in calls[done:]:
                 for p, layer in every:
