@@ -27,13 +27,15 @@ WAYS = ("policy", "layers", "lines", "flags", "commits", "versions")
 @click.option("--between", metavar="V,V", help="By versions: those between A and B, oldest first.")
 @click.option("--policy", metavar="NAME|FILE", help="By flags, commits, versions: the policy of a model [bf16].")
 @click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
-@click.option("--most", type=int, default=64, show_default=True, metavar="N",
+@click.option("--most", type=click.IntRange(0), default=64, show_default=True, metavar="N",
               help="Trials that may be added to prove a set the smallest.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt.")
 @click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")
 @click.option("--points", metavar="POINTS", help="Points to record [logits, and what the test names].")
-@click.option("--decode-steps", type=int, default=4, show_default=True, help="Steps recorded after each prompt.")
+@click.option(
+    "--decode-steps", type=click.IntRange(0), default=4, show_default=True, help="Steps recorded after each prompt."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where trials go.")
 @click.option("--force", is_flag=True, help="Replace a bisection that is there.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import Bisection, BisectionAsked, BisectionTrial
     from precaudit.diagnosis.bisection.trials import Figures, Trials
 
-FOUND = "bisect.json"
 SINGLES = 24  # changes that are each tried alone; of more, halves are tried first
 Find = Literal["cause", "cure", "first"]
 
@@ -62,7 +61,7 @@ def bisect(
     """
     import msgspec
 
-    from precaudit.diagnosis.bisection.trials import Trials
+    from precaudit.diagnosis.bisection.trials import FOUND, Trials
 
     trials = Trials(
         _asked(request, source),

@@ -1,8 +1,6 @@
 """What a bisection is by: the changes between A and B of each kind, and how their trials are measured."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +9,14 @@ from precaudit.errors import UserError
 from precaudit.progress import Progress
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.policies import load_policy
-from precaudit.schema.prompts import Prompt
+from precaudit.schema.prompts import Prompt, read_prompts
 from precaudit.schema.selection import Selection
 from precaudit.workflows.bisect import BisectionRequest, Find, Source
 
 if TYPE_CHECKING:
-    from precaudit.diagnosis.bisection.ddmin import Changes
     from precaudit.diagnosis.bisection.limits import Criterion
     from precaudit.diagnosis.bisection.measuring import Measuring
-    from precaudit.diagnosis.bisection.processes import Site
+    from precaudit.diagnosis.bisection.processes import Sides
 
 
 @dataclass(frozen=True)
@@ -51,19 +48,9 @@ class Given:
     @property
     def how(self) -> str:
         """All that a trial depends on beside its changes and the test, as a text."""
-        prompts = None if self.prompts is None else self.prompts.read_text()
-        return repr(
-            (
-                prompts,
-                self.text,
-                self.prompt,
-                self.points,
-                self.decode_steps,
-                self.device,
-                self.allow_field,
-                self.policy,
-            )
-        )
+        prompts = None if self.prompts is None else read_prompts(self.prompts)
+        what = (self.text, self.prompt, self.points, self.decode_steps, self.device, self.allow_field, self.policy)
+        return repr((prompts, *what))
 
 
 def source_of(given: Given, progress: Progress, cache: Path, line: str) -> tuple[BisectionRequest, Source]:
@@ -73,7 +60,11 @@ def source_of(given: Given, progress: Progress, cache: Path, line: str) -> tuple
 
     if given.text is not None and given.prompts is not None:
         raise UserError("give --text or --prompts, not both")
+    for name, words in (("text", given.text), ("test-command", given.test_command)):
+        if words is not None and not words.strip():
+            raise UserError(f"--{name} is empty")
     criterion = command_criterion(given.test_command or "") if given.test is None else parse_criterion(given.test)
+    _check_options(given)
     return MAKERS[given.by](given, criterion, progress, cache, line)
 
 
@@ -84,18 +75,15 @@ def _by_policy(
     from precaudit.diagnosis.bisection.policies import PolicyTrials
     from precaudit.recording.tracing.subject import load
 
-    if given.good is None or given.bad is None:
-        raise UserError("--by policy: give both policies, --good A --bad B")
-    _refuse("policy", raised=given.raised, between=given.between, policy=given.policy)
-    good, bad = load_policy(given.good), load_policy(given.bad)
-    how = _measuring(given, criterion, progress, cache, line)
+    names = _both(given)
+    good, bad = (load_policy(name) for name in names)
+    request = _request(given, criterion, *names, "cause", repr((good.settings(), bad.settings())))
+    how = _measuring(given, criterion, request.against, progress, cache, line)
     trials = PolicyTrials(given.subject, good, bad, given.device, given.allow_field, how)
-    code = repr((good.settings(), bad.settings()))
-    request = _request(given, criterion, given.good, given.bad, "cause", code)
     if given.test_command is None:
         for policy in (good, bad):
-            load(given.subject, policy, device=given.device, allow=given.allow_field)
-        _check_weights(given, good.weights, bad.weights, how.against)
+            how.check(load(given.subject, policy, device=given.device, allow=given.allow_field))
+        _check_weights(given, good.weights, bad.weights, request.against)
         return request, trials
     return request, CommandTrials(given.test_command, given.subject, trials.changes, trials.settings)
 
@@ -117,13 +105,14 @@ def _by_layers(
 
     if given.raised != "float32":
         raise UserError(f"--by layers: give --raise float32{'' if given.raised is None else f', not {given.raised}'}")
-    _refuse("layers", good=given.good, test_command=given.test_command, between=given.between, policy=given.policy)
     _check_outside(criterion, given.points)
     bad = given.bad or "bf16"
     subject = load(given.subject, bad, device=given.device, allow=given.allow_field)
-    how = _measuring(given, criterion, progress, cache, line)
     good = f"{bad}, every layer in float32"
-    return _request(given, criterion, good, bad, "cure", repr(subject.policy.settings())), LayerTrials(subject, how)
+    request = _request(given, criterion, good, bad, "cure", repr(subject.policy.settings()))
+    how = _measuring(given, criterion, request.against, progress, cache, line)
+    how.check(subject)
+    return request, LayerTrials(subject, how)
 
 
 def _check_outside(criterion: "Criterion", points: str | None) -> None:
@@ -135,41 +124,6 @@ def _check_outside(criterion: "Criterion", points: str | None) -> None:
         raise UserError(f"--by layers: {inside[0]} lies inside layers, which show nothing there; test kl or logits")
 
 
-def _by_flags(
-    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
-) -> tuple[BisectionRequest, Source]:
-    from precaudit.diagnosis.bisection.flags import flag_sides
-
-    if given.good is None or given.bad is None:
-        raise UserError("--by flags: give what both sides set, --good '' --bad 'XLA_FLAGS=\"--flag\" jax_name=value'")
-    sides = flag_sides(given.good, given.bad)
-    return _in_processes(given, criterion, "cause", tuple(sides.names), sides.site)
-
-
-def _by_commits(
-    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
-) -> tuple[BisectionRequest, Source]:
-    from precaudit.diagnosis.bisection.commits import commits_between
-
-    if given.good is None or given.bad is None:
-        raise UserError("--by commits: give both, --good COMMIT --bad COMMIT")
-    found = commits_between(given.good, given.bad)
-    return _in_processes(given, criterion, "first", found.changes, found.site)
-
-
-def _by_versions(
-    given: Given, criterion: "Criterion", _progress: Progress, _cache: Path, _line: str
-) -> tuple[BisectionRequest, Source]:
-    from precaudit.diagnosis.bisection.environments import environment, versions_between
-
-    if given.good is None or given.bad is None:
-        raise UserError("--by versions: give both, --good jax==0.10.2 --bad jax==0.11.0")
-    found = versions_between(given.good, given.bad, given.between)
-    for version in (found.good, found.changes[-1]):
-        environment(version)
-    return _in_processes(given, criterion, "first", found.changes, found.site)
-
-
 def _by_lines(
     given: Given, criterion: "Criterion", progress: Progress, _cache: Path, _line: str
 ) -> tuple[BisectionRequest, Source]:
@@ -177,24 +131,11 @@ def _by_lines(
     from precaudit.diagnosis.bisection.trials import RUNS
     from precaudit.recording.programs.loading import is_reference
 
-    _refuse("lines", good=given.good, bad=given.bad, test_command=given.test_command, raised=given.raised)
-    _refuse("lines", between=given.between, policy=given.policy, against=given.against, points=given.points)
     if not is_reference(given.subject):
         raise UserError(f"--by lines: {given.subject} is no program of yours; give FILE.py:NAME, or --by policy")
     trials = line_trials(given.subject, given.folder / RUNS / "program", criterion, progress.advance)
     good, bad = "every line in float32, emulated", "as it rounds, emulated"
     return _request(given, criterion, good, bad, "cause", _source_hash(given.subject)), trials
-
-
-def _check_subject(given: Given, program: bool) -> None:
-    """Raise UserError for a subject that is not there, before an end of the search cannot be told for that."""
-    from precaudit.recording.programs.loading import source_of
-    from precaudit.recording.tracing.subject import load
-
-    if not program:
-        load(given.subject, given.policy or "bf16", device=given.device, allow=given.allow_field)
-    elif (own := source_of(given.subject)) is not None and not own.is_file():
-        raise UserError(f"{given.subject}: no such file")
 
 
 def _source_hash(reference: str) -> str:
@@ -205,22 +146,28 @@ def _source_hash(reference: str) -> str:
     return "" if own is None or not own.is_file() else hashlib.sha256(own.read_bytes()).hexdigest()
 
 
-def _in_processes(
-    given: Given, criterion: "Criterion", find: Find, changes: "Changes",
-    site: "Callable[[Changes], AbstractContextManager[Site]]",
-) -> tuple[BisectionRequest, Source]:  # fmt: skip
+def _by_processes(
+    given: Given, criterion: "Criterion", progress: Progress, cache: Path, line: str
+) -> tuple[BisectionRequest, Source]:
     """Return what is asked of trials that each run in a process of their own; against A where nothing else is said."""
     from precaudit.diagnosis.bisection.measuring import points_for
     from precaudit.diagnosis.bisection.processes import ProcessTrials
     from precaudit.diagnosis.bisection.trials import GOOD, RUNS
-    from precaudit.recording.programs.loading import is_reference
+    from precaudit.recording.programs.loading import is_reference, source_of
+    from precaudit.recording.tracing.subject import load
 
-    _refuse(given.by, raised=given.raised)
-    if find == "first":
-        _refuse(given.by, find=given.find)
-    program = is_reference(given.subject)
-    if given.by != "commits" and given.test_command is None:
-        _check_subject(given, program)
+    good, bad = _both(given)
+    sides, program = _sides(given, good, bad), is_reference(given.subject)
+    same_file = given.by != "commits"
+    find: Find = "cause" if given.by == "flags" else "first"
+    code = _source_hash(given.subject) if program and same_file else ""
+    request = _request(given, criterion, good or "nothing", bad or "nothing", find, code, "good")
+    if same_file and given.test_command is None:
+        if not program:
+            how = _measuring(given, criterion, request.against, progress, cache, line)
+            how.check(load(given.subject, given.policy or "bf16", device=given.device, allow=given.allow_field))
+        elif (file := source_of(given.subject)) is not None and not file.is_file():
+            raise UserError(f"{given.subject}: no such file")
     words: dict[str, str | None] = {"--prompt": given.prompt, "--policy": given.policy}
     words["--points"] = given.points if program else points_for(criterion, given.points)
     if not program:
@@ -229,31 +176,81 @@ def _in_processes(
         words |= {"--device": given.device}
     arguments = [x for name, word in words.items() if word is not None for x in (name, word)]
     arguments += [x for name in given.allow_field for x in ("--allow-field", name)]
-    code = _source_hash(given.subject) if program and given.by != "commits" else ""
-    request = _request(given, criterion, given.good or "nothing", given.bad or "nothing", find, code, "good")
     return request, ProcessTrials(
-        given.subject, changes, criterion, request.against, tuple(arguments), given.folder / RUNS / GOOD, site,
+        given.subject, sides, criterion, request.against, tuple(arguments), given.folder / RUNS / GOOD,
         given.test_command,
     )  # fmt: skip
 
 
-MAKERS = {
-    "policy": _by_policy, "layers": _by_layers, "lines": _by_lines, "flags": _by_flags, "commits": _by_commits,
-    "versions": _by_versions,
-}  # fmt: skip
+def _sides(given: Given, good: str, bad: str) -> "Sides":
+    """Return what lies between A and B of trials in processes; raises UserError for sides that are none."""
+    if given.by == "flags":
+        from precaudit.diagnosis.bisection.flags import flag_sides
+
+        return flag_sides(good, bad)
+    if given.by == "commits":
+        from precaudit.diagnosis.bisection.commits import commits_between
+
+        return commits_between(good, bad)
+    from precaudit.diagnosis.bisection.environments import environment, versions_between
+
+    found = versions_between(good, bad, given.between)
+    for version in (good, bad):
+        environment(version)
+    return found
 
 
-def _refuse(by: str, **options: object) -> None:
-    """Raise UserError for options that say nothing of this kind of bisection."""
-    other = [name.replace("_", "-").replace("raised", "raise") for name, x in options.items() if x is not None]
-    if other:
-        raise UserError(f"--by {by} takes no --{', --'.join(other)}")
+PROCESSES = ("flags", "commits", "versions")
+MAKERS = {"policy": _by_policy, "layers": _by_layers, "lines": _by_lines, **dict.fromkeys(PROCESSES, _by_processes)}
+# The options that say nothing of a kind of bisection.
+REFUSED = {
+    "policy": ("raised", "between", "policy"),
+    "layers": ("good", "test_command", "between", "policy"),
+    "lines": ("good", "bad", "test_command", "raised", "between", "policy", "against", "prompt", "points"),
+    "flags": ("raised", "between"),
+    "commits": ("raised", "between", "find"),
+    "versions": ("raised", "find"),
+}
+OF_MODELS = ("text", "prompts", "allow_field")  # what a program says itself
+BOTH = {
+    "policy": "both policies, --good A --bad B",
+    "flags": "what both sides set, --good '' --bad 'XLA_FLAGS=\"--flag\" jax_name=value'",
+    "commits": "both, --good COMMIT --bad COMMIT",
+    "versions": "both, --good jax==0.10.2 --bad jax==0.11.0",
+}
+
+
+def _check_options(given: Given) -> None:
+    """Raise UserError for options that say nothing of this kind of bisection, or of a program."""
+    from precaudit.recording.programs.loading import is_reference
+
+    if other := _given_among(given, REFUSED[given.by]):
+        raise UserError(f"--by {given.by} takes no {other}")
+    if is_reference(given.subject) and (other := _given_among(given, OF_MODELS)):
+        raise UserError(f"a program says itself what it runs on; leave out {other}")
+
+
+def _given_among(given: Given, names: tuple[str, ...]) -> str:
+    """Return those options of some that were given, as a user writes them."""
+    there = (name for name in names if getattr(given, name) not in (None, ()))
+    return ", ".join(f"--{name.replace('_', '-').replace('raised', 'raise')}" for name in there)
+
+
+def _both(given: Given) -> tuple[str, str]:
+    """Return A and B as they were given; raises UserError where one is not."""
+    if given.good is None or given.bad is None:
+        raise UserError(f"--by {given.by}: give {BOTH[given.by]}")
+    return given.good, given.bad
 
 
 def _request(
     given: Given, criterion: "Criterion", good: str, bad: str, find: Find, code: str, usual: str = "fp64"
 ) -> BisectionRequest:
-    against = given.against or ("fp64" if criterion.name == "verdict" or criterion.times else usual)
+    bits = criterion.name == "differing"
+    from_fp64 = criterion.name == "verdict" or criterion.times
+    against = given.against or ("good" if bits else "fp64" if from_fp64 else usual)
+    if bits and against == "fp64":
+        raise UserError(f"--test {criterion.text}: bits are held to A's; leave out --against fp64")
     if criterion.times and against == "good":
         raise UserError(f"--test {criterion.text}: A has no error against itself; give --against fp64, or a number")
     return BisectionRequest(
@@ -262,7 +259,9 @@ def _request(
     )  # fmt: skip
 
 
-def _measuring(given: Given, criterion: "Criterion", progress: Progress, cache: Path, line: str) -> "Measuring":
+def _measuring(
+    given: Given, criterion: "Criterion", against: str, progress: Progress, cache: Path, line: str
+) -> "Measuring":
     from precaudit.diagnosis.bisection.measuring import Measuring, points_for
     from precaudit.diagnosis.bisection.trials import GOOD, RUNS
     from precaudit.recording.tracing.trace import TraceOptions
@@ -272,5 +271,4 @@ def _measuring(given: Given, criterion: "Criterion", progress: Progress, cache: 
     prompts = [Prompt(id="text", prompt=given.text)] if given.text is not None else given.prompts
     traced = TraceOptions(given.decode_steps, 1, "right", None, True, f"precaudit {line}")
     compared = CompareOptions(accum=(), cache=cache)
-    against = given.against or "fp64"
     return Measuring(criterion, against, prompts, select, traced, compared, progress, given.folder / RUNS / GOOD)

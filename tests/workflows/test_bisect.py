@@ -149,6 +149,14 @@ def test_what_ctrl_c_broke_off_goes_on(tmp_path, twenty, capsys, monkeypatch):
         (["--good", "bf16", "--bad", "fp23", "--test", "bits"], "unknown policy 'fp23'"),
         (["--good", "bf16", "--bad", "int8-weights", "--test", "kl<1"], "--against good"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl<2x", "--against", "good"], "no error against itself"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "bits", "--against", "fp64"], "bits are held to A's"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--prompt", "nope"], "unknown prompt 'nope'"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--text", " "], "--text is empty"),
+        (["--good", "bf16", "--bad", "fp32", "--test-command", ""], "--test-command is empty"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--prompts", "no.jsonl"], "no prompts file at no.jsonl"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--decode-steps", "-1"], "'--decode-steps'"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--most", "-1"], "'--most'"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--between", "1"], "takes no --between"),
     ],
 )
 def test_wrong_use_is_one_line_and_2(tmp_path, capsys, given, says):
@@ -156,6 +164,33 @@ def test_wrong_use_is_one_line_and_2(tmp_path, capsys, given, says):
     said = capsys.readouterr().err
     assert says in said
     assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_2(tmp_path, capsys):
+    (tmp_path / "out").write_text("a file")
+    assert bisect(tmp_path, "--good", "bf16", "--bad", "fp32", "--test-command", "true") == 2
+    assert capsys.readouterr().err == f"precaudit: {tmp_path / 'out'} cannot be made: File exists\n"
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+def test_what_an_earlier_bisection_found_goes_where_it_is_replaced(tmp_path, twenty):
+    ends = ["--good", "bf16", "--bad", str(twenty), "--test-command"]
+    assert bisect(tmp_path, *ends, command(tmp_path, "int('rope' in changes)")) == 0
+    assert bisect(tmp_path, *ends, "exit 1", "--force") == 2
+    assert not (tmp_path / "out" / "bisect.json").exists()
+
+
+def test_bits_by_policy_are_held_to_a(tmp_path, capsys):
+    path = tmp_path / "other.toml"
+    text = {**load_policy("bf16").settings(), "embed_factor": "exact"}
+    path.write_text("".join(f'{key} = "{x}"\n' for key, x in text.items()))
+    given = ["--good", "bf16", "--bad", str(path), "--test", "bits", *TEXT[:2], "--decode-steps", "0"]
+    assert bisect(tmp_path, *given) == 2
+    assert "is good already by bits, differing 0" in capsys.readouterr().err
+    asked = json.loads((tmp_path / "out" / "trials.jsonl").read_text().splitlines()[0])
+    assert asked["against"] == "good"
+    assert not list((tmp_path / "out").rglob("errors.jsonl"))
 
 
 @pytest.mark.slow

@@ -47,6 +47,25 @@ def test_what_sets_nothing_is_refused(tmp_path, capsys, bad, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--text", "a"], "a program says itself what it runs on; leave out --text"),
+        (["--between", "1"], "--by flags takes no --between"), (["--raise", "float32"], "--by flags takes no --raise"),
+    ],
+)  # fmt: skip
+def test_an_option_that_says_nothing_of_the_trials_is_refused(tmp_path, capsys, given, says):
+    assert bisect(tmp_path, "flags", "--good", "", "--bad", "A=1", "--test", "bits", *given) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_trials_of_a_model_without_decode_run(tmp_path, capsys):
+    given = ["--good", "", "--bad", "OTHER=1", "--test", "bits", "--text", "def", "--decode-steps", "0"]
+    assert bisect(tmp_path, "flags", *given, subject="tiny") == 2
+    assert "B (OTHER=1) is good already by bits" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_xla_flag_that_changes_bits_is_found(tmp_path, capsys):
     flags = "--xla_allow_excess_precision=false --xla_cpu_multi_thread_eigen=true"

@@ -24,6 +24,11 @@ class FlagSides:
     bad: Settings
     names: Mapping[str, tuple[str, str]]
 
+    @property
+    def changes(self) -> Changes:
+        """What B sets otherwise, by name."""
+        return tuple(self.names)
+
     @contextmanager
     def site(self, changes: Changes) -> Iterator[Site]:
         """Yield where A with some settings of B runs: beside what the user's environment sets."""

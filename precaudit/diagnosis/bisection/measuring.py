@@ -15,12 +15,10 @@ from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.written import recall
 from precaudit.recording.tracing.repeat import count_differing
 from precaudit.recording.tracing.subject import Subject
-from precaudit.recording.tracing.trace import TraceOptions, trace
+from precaudit.recording.tracing.trace import TraceOptions, check_request, trace
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.schema.selection import Selection
-
-EVERY = "all"
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,15 @@ class Measuring:
     progress: Progress
     good: Path
 
+    def check(self, subject: Subject) -> None:
+        """Raise UserError where a model cannot be recorded so, before an end of the search cannot be told for that."""
+        check_request(subject, self.prompts, self.select, self.traced)
+
     def measure(self, subject: Subject, folder: Path) -> Figures:
         """Record a model into a folder and return its figures."""
-        options = replace(self.traced, force=True)
-        if folder != self.good and self.select.phases != ("prefill",):
-            options = replace(options, tokens_from=self.good if self.traced.decode_steps else None)
-        prompts = None if options.tokens_from is not None else self.prompts
-        run = trace(subject, folder, prompts, self.select, options, self.progress)
+        fed = None if folder == self.good else self.good
+        prompts = self.prompts if fed is None else None
+        run = trace(subject, folder, prompts, self.select, replace(self.traced, tokens_from=fed), self.progress)
         if self.against == "fp64":
             compare(run, None, None, self.compared, self.progress.advance)
         return read_figures(folder, self.good, self.against, self.criterion)

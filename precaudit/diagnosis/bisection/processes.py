@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import precaudit
 from precaudit.diagnosis.bisection.commands import command_variables, run_command
@@ -29,26 +30,41 @@ class Site:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
+class Sides(Protocol):
+    """A and B of trials in processes: what differs, and where A with some of it runs, as a context."""
+
+    @property
+    def changes(self) -> Changes:
+        """All that differs."""
+
+    def site(self, changes: Changes) -> AbstractContextManager[Site]:
+        """Yield where A with these changes runs."""
+
+
 @dataclass(frozen=True)
 class ProcessTrials:
-    """Trials of a program or a model, each in a process. ``site(changes)``: where that runs, as a context.
+    """Trials of a program or a model, each in a process.
 
     ``arguments``: of ``trace``; ``good``: the folder of A's run; ``command``: what answers in place of figures.
     """
 
     subject: str
-    changes: Changes
+    sides: Sides
     criterion: Criterion
     against: str
     arguments: tuple[str, ...]
     good: Path
-    site: Callable[[Changes], AbstractContextManager[Site]]
     command: str | None = None
+
+    @property
+    def changes(self) -> Changes:
+        """All that differs between A and B."""
+        return self.sides.changes
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the figures of a trial; raises UserError where its process ends with an error."""
         folder, good = folder.resolve(), self.good.resolve()
-        with self.site(changes) as site:
+        with self.sides.site(changes) as site:
             variables = self._variables(site)
             if self.command is not None:
                 said = {**variables, **command_variables(self.subject, changes)}
@@ -57,7 +73,7 @@ class ProcessTrials:
             if folder != good and not is_reference(self.subject):
                 asked += ["--tokens-from", str(good)]
             _run(site, variables, asked)
-            if self.against == "fp64" and self.criterion.name != "differing":
+            if self.against == "fp64":
                 _run(site, variables, ["compare", str(folder), "--accum", "none"])
         return read_figures(folder, good, self.against, self.criterion)
 

@@ -15,10 +15,11 @@ from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.limits import Criterion, judge_figures
 from precaudit.diagnosis.bisection.records import BisectionAsked, BisectionTrial, Word
 from precaudit.errors import CannotJudge, UserError, enough_memory
+from precaudit.recording.runs.folders import make_folder
 from precaudit.schema.records.base import Number, json_number
-from precaudit.schema.records.lines import decode_lines, encode
+from precaudit.schema.records.lines import decode_lines, encode, write_lines
 
-TRIALS, RUNS, GOOD = "trials.jsonl", "runs", "good"
+TRIALS, FOUND, RUNS, GOOD = "trials.jsonl", "bisect.json", "runs", "good"
 Figures = dict[str, Number]
 Measure = Callable[[Changes, Path], Figures]
 
@@ -45,15 +46,16 @@ class Trials:
         """Read what an earlier bisection of the same request left; raises UserError for one of another."""
         path = self.folder / TRIALS
         if force and path.exists():
-            path.unlink()
+            for old in (path, self.folder / FOUND):
+                old.unlink(missing_ok=True)
             shutil.rmtree(self.folder / RUNS, ignore_errors=True)
         if path.exists():
             lines = read_trials(path)
             if not lines or lines[0] != self.asked:
                 raise UserError(f"{self.folder} holds a bisection of another request; give another -o, or --force")
             self.kept = {t.changes: t for t in lines[1:] if isinstance(t, BisectionTrial)}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(map(encode, [self.asked, *self.kept.values()])))  # without a torn last line
+        make_folder(self.folder)
+        write_lines(path, [self.asked, *self.kept.values()])  # without a torn last line
 
     def run(self, changes: Changes) -> BisectionTrial:
         """Return the trial of A with these changes; raises CannotJudge where it answers differently twice."""

@@ -60,6 +60,11 @@ def prepare_folder(folder: Path, force: bool) -> None:
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):
         if gone.is_dir():  # of this run, or of one that was killed here
             shutil.rmtree(gone)
+    make_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where it is not there; raises UserError when it cannot be made, or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -113,6 +113,13 @@ def trace(
     return open_run(folder)
 
 
+def check_request(
+    subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, options: TraceOptions
+) -> None:
+    """Raise UserError where something asked for is not possible, as ``trace`` does before it writes."""
+    _request(subject, prompts, select, options, lambda _line: None)
+
+
 def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, progress: Progress) -> None:
     """Run and write what is not there yet."""
     kept, record = work.kept, work.record
@@ -292,7 +299,7 @@ def _other_runs_prompts(
         fed = {s.position: s.token for s in run.steps if s.prompt == name and s.phase != "prefill" and s.step > 0}
         forced[name] = tuple(fed[p] for p in sorted(fed))
     steps = min(map(len, forced.values()))
-    if steps == 0 and select.phases != ("prefill",):
+    if steps == 0 < options.decode_steps and select.phases != ("prefill",):
         raise UserError(f"{run.folder}: no decode steps were recorded there, so there are no tokens to take from it")
     return [run.prompts[name] for name in wanted], forced, min(steps, options.decode_steps)
 
