@@ -80,6 +80,30 @@ def test_what_cannot_be_told_leaves_the_proof_open():
     assert (found.sets, found.proof) == ((("key1", "key2"),), "open")
 
 
+def test_a_set_whose_smaller_ones_were_not_all_told_is_not_called_minimal():
+    def ask(some):
+        return None if some == ("key1", "key2") else {"key1", "key2", "key3"} <= set(some)
+
+    found = smallest_sets(TWENTY[:6], ask, singles=0, most=5)
+    assert (found.sets, found.proof) == ((("key1", "key2", "key3"),), "open")
+
+
+def test_no_more_trials_are_added_than_are_allowed_over_all_sizes():
+    ask, asked = holding(("key0", "key5", "key10", "key15"))
+    ddmin(TWENTY, ask)
+    alone = len(set(asked))
+    asked.clear()
+    found = smallest_sets(TWENTY, ask, singles=0, most=190)
+    assert found.proof == "1-minimal"
+    assert alone < len(asked) <= alone + 190
+
+
+def test_what_is_left_without_a_part_is_cut_as_finely_as_before():
+    ask, asked = holding(("key0", "key19"))
+    assert ddmin(TWENTY, ask) == ("key0", "key19")
+    assert len(asked) <= 50  # 65 where halves are tried again
+
+
 @pytest.mark.parametrize("turn", range(1, 30))
 def test_the_first_bad_of_a_row_is_found(turn):
     asked = []
@@ -98,7 +122,8 @@ def test_states_that_cannot_be_told_are_passed_over_and_named():
     [
         ("kl<1e-3", 1e-4, "good", False), ("kl<1e-3", 9e-4, "good", True), ("kl<1e-3", 1.1e-3, "bad", True),
         ("kl<1e-3", "nan", "bad", False), ("kl<1e-3", "inf", "bad", False), ("flips=0", 0, "good", False),
-        ("flips=0", 1, "bad", True), ("flips<=2", 2, "good", False), ("kl<2x", 1.9e-4, "good", True),
+        ("flips=0", 1, "bad", True), ("flips<=2", 2, "good", False), ("flips<2", 2, "bad", True),
+        ("flips<2", 3, "bad", False), ("kl<2x", 1.9e-4, "good", True),
         ("kl<2x", 3e-4, "bad", False), ("bits", 0, "good", False), ("verdict", 1, "bad", False),
         ("verdict", 3, "unknown", False), ("forward@attn_out<2e-3", 1e-3, "good", False),
     ],

@@ -51,6 +51,14 @@ def test_a_figure_near_its_limit_is_measured_again(tmp_path):
     assert trials.run(()).answers == ("good", "good")
 
 
+def test_a_limit_in_units_of_a_is_that_of_its_own_figure(tmp_path):
+    trials = made(tmp_path, lambda changes, _f: {"kl": 3e-4 if changes else 1e-4}, test="kl<2x")
+    trials.open(force=False)
+    assert trials.run(()).answer == "good"
+    trials.base = trials.run(()).figures
+    assert trials.run(("a",)).answer == "bad"
+
+
 def test_what_answers_differently_twice_is_told_and_decides_nothing(tmp_path):
     figures = iter([0.9e-3, 1.1e-3])
     trials = made(tmp_path, lambda _c, _f: {"kl": next(figures)})

@@ -65,5 +65,6 @@ def judge_figures(test: Criterion, figures: Mapping[str, Number], base: Mapping[
     if isnan(x):
         return "bad", False, ""
     holds = {"<": x < limit, "<=": x <= limit, "=": x == limit}[test.sign]
-    near = x == limit + 1 if test.name in COUNTS else limit > 0 and limit / NEAR <= x <= limit * NEAR
-    return ("good" if holds else "bad"), near and x != 0, ""
+    one_too_many = limit + (test.sign != "<")
+    near = x == one_too_many if test.name in COUNTS else limit > 0 and limit / NEAR <= x <= limit * NEAR
+    return ("good" if holds else "bad"), near, ""
