@@ -32,7 +32,17 @@ def test_devices_of_a_mesh_may_be_turned():
 
 
 @pytest.mark.parametrize(
-    "text", ["{{0,1}}", "{{0,1},{1,2}}", "{{0,1},{2,3}", "[2,4]<=[8]", "mesh['a'=4] {'b'}", "mesh['a'=2] {'a'}", "all"]
+    "text",
+    [
+        "{{0,1}}",
+        "{{0,1},{1,2}}",
+        "{{0,1},{2,3}",
+        "[2,4]<=[8]",
+        "mesh['a'=4] {'b'}",
+        "mesh['a'=2] {'a'}",
+        "mesh[] {'a'}",
+        "all",
+    ],
 )
 def test_what_is_no_whole_set_of_devices_is_refused(text):
     with pytest.raises(ValueError, match="groups of devices"):

@@ -14,7 +14,8 @@ import pytest
 from precaudit.interpreters.jaxpr.emulate import emulate_segments
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.tag import tag_program
-from precaudit.interpreters.mesh.sums import group_size, split_sums
+from precaudit.interpreters.mesh.groups import group_size
+from precaudit.interpreters.mesh.sums import split_sums
 from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.references.traced.units import units_of
 from precaudit.schema.records.devices import SplitSum
@@ -30,6 +31,7 @@ from tests.helpers.paths import ROOT
         ({"replica_groups": "[4,2]<=[2,4]T(1,0)"}, 2),
         ({"replica_groups": "mesh['axis_0'=4,'axis_1'=1,'axis_2'=2]", "device_ids": "([2,4]T(1,0)) {'axis_0'}"}, 4),
         ({"replica_groups": "mesh['x'=4,'y'=2] {'x','y'}"}, 8),
+        ({"replica_groups": "mesh[] {'x'}"}, 1),
         ({}, 1),
     ],
 )

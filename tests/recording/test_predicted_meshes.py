@@ -90,7 +90,10 @@ def test_rounding_with_every_chip_costs_what_it_should(four, tmp_path):
         (("--device", "tpu-predicted:v5e:2x2", "--mesh", "data=2,model=4"), "v5e:2x2 has 4 chips, not 8"),
         (("--device", "tpu-predicted:v5e:2x2", "--mesh", "model=3"), "does not divide heads"),
         (("--device", "tpu-emulated:v5e", "--mesh", "model=2"), "leave --mesh out"),
-        (("--device", "tpu-predicted:v5e:3x5x7", "--mesh", "model=2"), "no such topology"),
+        (
+            ("--device", "tpu-predicted:v5e:3x5x7", "--mesh", "model=2"),
+            "precaudit: v5e:3x5x7: libtpu has no such topology",
+        ),
     ],
 )
 def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path, capfd):

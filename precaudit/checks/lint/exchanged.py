@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from precaudit.interpreters.mesh.sums import ADDING, group_size
+from precaudit.interpreters.mesh.groups import group_size
+from precaudit.interpreters.mesh.sums import ADDING
 from precaudit.interpreters.tpu.hlo import ArrayType, Instruction, Module
 from precaudit.schema.graphs.decoder import point_of
 

@@ -21,10 +21,15 @@ def device_groups(x: Instruction, devices: int) -> Groups:
     text = x.attributes.get("replica_groups", "").strip()
     if text in ("", "{}"):
         return (tuple(range(devices)),)
-    found = _listed(text) or _iota(text) or _over_axes(f"{text} {x.attributes.get('device_ids', '')}".strip())
-    if not found or sorted(n for group in found for n in group) != list(range(devices)):
+    found = _written(x)
+    if sorted(n for group in found for n in group) != list(range(devices)):
         raise ValueError(f"groups of devices {text!r}, of {devices}")
     return found
+
+
+def group_size(x: Instruction) -> int:
+    """Return over how many devices a collective goes; 1 where its text does not say."""
+    return len(next(iter(_written(x)), (0,)))
 
 
 def source_of(x: Instruction, devices: int) -> tuple[int, ...]:
@@ -34,6 +39,12 @@ def source_of(x: Instruction, devices: int) -> tuple[int, ...]:
         raise ValueError(f"pairs of devices {x.attributes.get('source_target_pairs', '')!r}, of {devices}")
     sources = {target: source for source, target in pairs}
     return tuple(sources.get(n, -1) for n in range(devices))
+
+
+def _written(x: Instruction) -> Groups:
+    """Return the groups that the text names; none where it names none, or in no way that is known."""
+    text = x.attributes.get("replica_groups", "").strip()
+    return _listed(text) or _iota(text) or _over_axes(f"{text} {x.attributes.get('device_ids', '')}".strip())
 
 
 def _listed(text: str) -> Groups:
@@ -48,9 +59,9 @@ def _iota(text: str) -> Groups:
 
 
 def _over_axes(text: str) -> Groups:
-    if (found := MESH.fullmatch(text)) is None:
+    if (found := MESH.fullmatch(text)) is None or not (axes := AXIS.findall(found[1])):
         return ()
-    names, sizes = zip(*AXIS.findall(found[1]), strict=True)
+    names, sizes = zip(*axes, strict=True)
     over, whole = [name.strip(" '") for name in found[4].split(",")], tuple(map(int, sizes))
     ids = np.arange(math.prod(whole)) if found[2] is None else _turned(found[2], found[3])
     if not set(over) <= set(names) or ids.size != math.prod(whole):

@@ -1,10 +1,9 @@
 """Products whose terms lie on several devices: in how many parts a compiled program makes each, and how they add."""
 
-import math
-import re
 from collections.abc import Iterator
 
 from precaudit.interpreters.jaxpr.products import label_in
+from precaudit.interpreters.mesh.groups import group_size
 from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Module, Type
 from precaudit.schema.graphs.decoder import point_of
 from precaudit.schema.records.devices import SplitSum
@@ -12,10 +11,6 @@ from precaudit.schema.records.devices import SplitSum
 PRODUCT = "dot_general"
 ADDING = ("all-reduce", "all-reduce-start", "reduce-scatter")
 FORMATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}  # in which parts are added
-GROUPS = re.compile(r"\{\{([\d,]*)\}")  # {{0,1},{2,3}}: devices whose parts are added
-IOTA = re.compile(r"\[(?:\d+,)*(\d+)\]<=")  # [2,4]<=[8]: groups and devices of each
-AXES = re.compile(r"'(\w+)'=(\d+)")  # mesh['x'=4,'y'=2], and {'x'} for the axes that are added over
-OVER = re.compile(r"\{('[^{}]*)\}\s*$")
 
 
 def split_sums(module: Module) -> dict[str, SplitSum]:
@@ -56,18 +51,6 @@ def _rounded_parts(module: Module) -> Iterator[tuple[Instruction, Instruction, S
             summed = FORMATS.get(_dtype(operand.type), "")
             if summed and _is_rounded(module, computation, operand):
                 yield x, operand, SplitSum(parts=parts, summed=summed)
-
-
-def group_size(x: Instruction) -> int:
-    """Return over how many devices a collective goes; 1 where its text does not say."""
-    groups = x.attributes.get("replica_groups", "")
-    if found := GROUPS.search(groups):
-        return len(found[1].split(",")) if found[1] else 1
-    if found := IOTA.search(groups):
-        return int(found[1])
-    sizes = {name: int(n) for name, n in AXES.findall(groups)}
-    over = OVER.search(groups) or OVER.search(x.attributes.get("device_ids", ""))
-    return math.prod(sizes.get(name.strip(" '"), 1) for name in over[1].split(",")) if over and sizes else 1
 
 
 def _is_rounded(module: Module, computation: Computation, x: Instruction) -> bool:

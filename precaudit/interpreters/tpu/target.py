@@ -174,7 +174,7 @@ def _chips(target: Target) -> tuple[Any, ...]:
     try:
         return tuple(topologies.get_topology_desc(platform="tpu", topology_name=target.name).devices)
     except Exception as error:  # libtpu raises errors of several kinds here
-        raise UserError(f"--tpu {target.name}: libtpu has no such topology ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{target.name}: libtpu has no such topology ({str(error).splitlines()[0]})") from None
 
 
 @contextmanager
