@@ -15,9 +15,11 @@ from precaudit import import_dump, open_run
 from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
+from precaudit.recording.dumps.formats import narrowest_formats, policy_of_formats
 from precaudit.recording.dumps.runs import open_imported
 from precaudit.schema.coverage import decode_steps_of
 from precaudit.schema.places import Place
+from precaudit.schema.policies import load_policy
 from tests.helpers.fixture_runs import FAMILIES_ONCE
 from tests.helpers.other_decoder import MAP, MODEL, fixture_tokens, run_decoder, write_dump
 from tests.helpers.paths import FIXTURES
@@ -228,6 +230,17 @@ def test_numbers_of_no_policy_ask_for_one(tmp_path, capsys):
         told = capsys.readouterr().err
         assert words in told
         assert "--policy NAME|FILE" in told
+
+
+def test_the_policy_is_of_the_narrowest_formats_that_hold_the_numbers():
+    one = np.asarray([1.0, 2.0**-3], np.float32)
+    third = np.asarray([1 / 3], np.float32)
+    formats = narrowest_formats([("q", one), ("mlp_out", one), ("scores", one), ("scores", third)])
+    assert formats == {"activations": "bfloat16", "scores": "float32"}
+    policy = policy_of_formats(formats)
+    assert (policy.activations, policy.scores) == ("bfloat16", "float32")
+    assert policy_of_formats({"activations": "bfloat16"}) == load_policy("bf16")
+    assert policy_of_formats({"residual": "float32", "probs": "bfloat16"}).probs == "bfloat16"
 
 
 def test_a_policy_that_its_formats_are_not_is_a_failure(tmp_path):
