@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code each kind ends with (design §6)."""
+"""What can go wrong, and the exit code each kind ends with (docs/exit-codes.md)."""
 
 import difflib
 import re

@@ -79,7 +79,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit with the codes of docs/design.md §6."""
+    """Run the command line and exit with the codes of docs/exit-codes.md."""
     codecs.register_error("precaudit", _spelt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -34,7 +34,7 @@ class Judgement(Brief):
 
     @property
     def exit_code(self) -> int:
-        """0 all that ran pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
+        """0 all that ran pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/exit-codes.md)."""
         return exit_code(self.counts)
 
     def raise_for_failure(self) -> None:

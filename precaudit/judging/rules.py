@@ -1,4 +1,4 @@
-"""The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
+"""The verdict rule: one record in, one verdict out (docs/numerics.md, verdict)."""
 
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.schema.graphs.decoder import POINTS

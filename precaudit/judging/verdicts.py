@@ -95,7 +95,7 @@ PASS = Verdict(status="pass", kind="")  # of a record that passes: nothing is sa
 
 
 def exit_code(statuses: Iterable[Status]) -> int:
-    """0 all that ran pass; 1 a fail or nonfinite; 3 only missing, stale, unknown (docs/design.md §6), or nothing."""
+    """0 all that ran pass; 1 a fail or nonfinite; 3 only missing, stale, unknown (docs/exit-codes.md), or nothing."""
     found = set(statuses)
     if found & {"fail", "nonfinite"}:
         return 1

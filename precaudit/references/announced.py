@@ -68,8 +68,8 @@ def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRec
 def _not_judged(view: Viewed, place: Place, e: ErrorRecord) -> str | None:
     """Return why a record says nothing of the policy; None where it does.
 
-    A compiler may hand an operation its inputs as they were before they were rounded (docs/design.md §7, 2): where the
-    map does not show what made them, only a record that closes without it tells.
+    A compiler may hand an operation its inputs as they were before they were rounded (docs/numerics.md, fact 2). Where
+    the map does not show what made them, only a record that closes without it tells.
     """
     if e.unknown == NOT_RECORDED:
         return NOT_SHOWN

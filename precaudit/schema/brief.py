@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-# By name: how a value looks is the reports' to say, which stand above the values (docs/design.md §3).
+# By name: how a value looks is the reports' to say, which stand above the values (ARCHITECTURE.md).
 CARDS = "precaudit.reports.cards"
 
 

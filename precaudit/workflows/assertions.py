@@ -42,7 +42,7 @@ def assert_close(
     ``reference``: an FP64 array, and nothing but rounding it once is honest noise; or a callable, evaluated on
     ``inputs`` widened to FP64: then so is what float32 arithmetic does to exact inputs. ``perturbed``: the candidate
     rounds inside to the policy's activations, or its inputs were rounded: relative changes of the inputs by one unit
-    roundoff of that format are honest noise too. The limits are those of local errors (docs/design.md §1). ``axes``:
+    roundoff of that format are honest noise too. The limits are those of local errors (docs/numerics.md). ``axes``:
     what the axes are called in the message, such as ``("batch", "token", "head", "channel")``. Raises TypeError for
     what cannot be compared.
 

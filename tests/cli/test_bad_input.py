@@ -627,7 +627,7 @@ def test_nan_in_a_weight(model, tmp_path, capfd):
     out, err = capfd.readouterr()
     assert not err
     assert "NaN" in out
-    assert "Rounding accounts for all" not in out  # NaN never passes (docs/design.md §6)
+    assert "Rounding accounts for all" not in out  # NaN never passes (docs/exit-codes.md)
     assert "exact" not in out
 
 

@@ -21,7 +21,7 @@ def test_numpy_is_transformers_in_float64(name):
     assert relative(logits, want["logits"]) <= 1e-12
     for got, layer in zip(hidden, want["hidden"], strict=True):
         assert relative(got, layer) <= 1e-12
-    # transformers' own .double() keeps norms, rotary tables and softmax in float32 (docs/design.md §7)
+    # transformers' own .double() keeps norms, rotary tables and softmax in float32 (docs/numerics.md)
     unpatched = want["logits_unpatched"]
     assert 1e-9 < relative(logits[-len(unpatched) :], unpatched) <= 1e-5
 

@@ -124,7 +124,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "ARCHITECTURE.md"], ids=name)
 def test_links_and_pictures_resolve(page):
     text = re.sub(r"`[^`\n]*`", "", pages.BLOCK.sub("", page.read_text()))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -180,7 +180,16 @@ def test_the_archives_hold_the_package_and_no_test_data(tmp_path):
     kept = ["precaudit", "docs", "examples", "tests", "refs", "benchmarks", "exams", "tools"]
     for folder in kept:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for file in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"):
+    for file in (
+        "setup.cfg",
+        "pyproject.toml",
+        "MANIFEST.in",
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+    ):
         shutil.copy(ROOT / file, source / file)
     subprocess.run([sys.executable, "-m", "build", "--outdir", tmp_path / "dist", source], check=True, cwd=tmp_path)
     made = sorted((tmp_path / "dist").iterdir())

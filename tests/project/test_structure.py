@@ -141,10 +141,32 @@ def test_schemas_are_current(tmp_path):
         assert (ROOT / "docs" / "schemas" / file).read_bytes() == (tmp_path / file).read_bytes(), "make schemas"
 
 
-def test_the_design_names_every_point_policy_key_and_module():
-    text = (ROOT / "docs" / "design.md").read_text()
-    for name in [*POINTS, *KEYS, *ROOMS]:
-        assert re.search(rf"\b{re.escape(name)}\b", text), name
+def test_the_architecture_names_every_room_and_files_every_point_and_policy_key():
+    for page, names in (("ARCHITECTURE.md", ROOMS), ("docs/files.md", [*POINTS, *KEYS])):
+        text = (ROOT / page).read_text()
+        assert not [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)], page
+
+
+def definitions(path, name):
+    """Whether a file defines a function or class, or ``Class.method``."""
+    nodes = ast.parse(path.read_text()).body
+    for part in name.split("."):
+        found = [node for node in nodes if getattr(node, "name", None) == part]
+        if not found:
+            return False
+        nodes = getattr(found[0], "body", [])
+    return True
+
+
+def test_the_architecture_is_short_and_what_it_names_is_there():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.split()) <= 1500
+    named = re.findall(r"`((?:tests/)?[\w/]+\.py)(?::([\w.]+))?`", text)
+    assert len([name for file, name in named if name and not file.startswith("tests/")]) >= 20
+    for file, name in named:
+        path = ROOT / file if file.startswith("tests/") else PACKAGE / file
+        assert path.is_file(), file
+        assert not name or definitions(path, name), (file, name)
 
 
 def test_nothing_large_is_committed():

@@ -23,7 +23,7 @@ class Divergence(Record, frozen=True, omit_defaults=False, tag_field="kind", tag
 
     ``gap``: FP64's logit of the first id less that of the second, of drawn tokens with the temperature times the noise
     that both were drawn with: positive where FP64 takes the policy's token. ``sigma``: rms logit error of the emulated
-    policy there, of the two that which errs more. ``near``: the gap's size is at most 4 sigma (docs/design.md §1: near
+    policy there, of the two that which errs more. ``near``: the gap's size is at most 4 sigma (docs/numerics.md: near
     tie); None: not known without FP64, or where top k or top p cut.
     """
 

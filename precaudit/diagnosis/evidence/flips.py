@@ -22,7 +22,7 @@ class Flip(NamedTuple):
     """One logits row whose ``k`` most likely tokens are not FP64's.
 
     ``apart``: the largest FP64 logit difference between a token that came in and one that fell out; ``near``: at most
-    4 σ (docs/design.md §1: near tie), None without σ.
+    4 σ (docs/numerics.md: near tie), None without σ.
     """
 
     prompt: str

@@ -1,4 +1,4 @@
-"""GGUF files: dequantised by the gguf library, rounded once to bfloat16, and that is the model (design §5)."""
+"""GGUF files: dequantised by the gguf library, rounded once to bfloat16, and that is the model (docs/files.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/design.md §4.
+"""A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/files.md.
 
 Every operation runs under the name of the point it makes (``jax.named_scope``), which compiled instructions carry.
 """

@@ -1,6 +1,6 @@
 """Integers with scales on the device: matrices held so, and rows quantised as they are made.
 
-Barriers keep what is rounded before or after: XLA takes a cast there and back for nothing (docs/design.md §7), and
+Barriers keep what is rounded before or after: XLA takes a cast there and back for nothing (docs/numerics.md), and
 another integer or row would be made of what was not rounded. ``reduce_precision`` would lose float16's subnormals.
 """
 

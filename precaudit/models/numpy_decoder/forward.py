@@ -55,7 +55,7 @@ def forward(
     """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
     ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
-    Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
+    Values are FP64, [rows of the sequence, …] as in docs/files.md (scores, probs: [H, T, S]; logits: the wanted
     rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
     were turned (schema/lengths.py; None: each as long as it is). ``earlier``: for each sequence, what came before
     its first row (None: nothing). An emitted array is the caller's. Rows of all sequences go through each matrix

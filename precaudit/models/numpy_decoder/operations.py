@@ -1,4 +1,4 @@
-"""The decoder's operations, one function per point; each takes the points listed as its inputs in docs/design.md §4.
+"""The decoder's operations, one function per point; each takes the points listed as its inputs in docs/files.md.
 
 What varies between families is the configuration's: norms after, QK norm, caps, factors, partial RoPE, how a norm is
 rounded.

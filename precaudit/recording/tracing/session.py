@@ -1,4 +1,4 @@
-"""One trace: prefill, decode and rescore of every prompt, as docs/design.md §4 defines them."""
+"""One trace: prefill, decode and rescore of every prompt, as docs/files.md defines them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Prefill against decode at the same position: top-1, gaps, KL, and what FP64 says (docs/design.md §4)."""
+"""Prefill against decode at the same position: top-1, gaps, KL, and what FP64 says (docs/files.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from precaudit.schema.records.base import Number, json_number, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.runs import StepRecord
 
-NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
+NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/numerics.md)
 ONE = 1e-9  # of the largest logit, that FP64 rounds two ways to one function apart by (seen: 1e-13)
 HELD = 1 << 26  # bytes of logits rows that are compared with each other
 

@@ -136,7 +136,7 @@ def unrounded_inputs(
     """Yield the operation's inputs with one as it was before it was rounded to be stored, made from its own inputs.
 
     A compiler that fuses an operation with the next, or widens what it has just rounded, hands the unrounded value on
-    (docs/design.md §7, 2). Keys and values that come from a cache were stored.
+    (docs/numerics.md, fact 2). Keys and values that come from a cache were stored.
     """
     if policy.excess_precision == "off":
         return

@@ -58,7 +58,7 @@ class Whole:
     what was asked for. ``alike``: {(prompt, phase): the first sequence of the same tokens, rows and lengths}, which
     stands for it: a phase's rows are another sequence's where RoPE turned them by another length.
     ``meant``: FP64 logits [R, V] with the mask of a policy that has one; ``about``, ``decoded_about``: noise there.
-    ``sigma``: rms of the emulated policy's logit error (docs/design.md §1: near tie), NaN before it is emulated.
+    ``sigma``: rms of the emulated policy's logit error (docs/numerics.md: near tie), NaN before it is emulated.
     """
 
     places: dict[Sequenced, References]

@@ -32,7 +32,7 @@ CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none dr
 # half of it in float32, where functions are drawn off by 4 ulp (tests/references/traced/test_rounding_draws.py, slow).
 # What is farther turned something else than a rounding, such as a comparison.
 MOST_NARROW, MOST_SINGLE = 8.0, 100.0
-SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/design.md §1, ensemble)
+SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/numerics.md, ensemble)
 FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
 At = tuple[ProgramPoint, int | None]  # a point and its layer

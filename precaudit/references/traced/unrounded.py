@@ -1,6 +1,6 @@
 """Segments that read narrow inputs as they were before these were rounded, all or some of them (JAX).
 
-A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
+A compiler that widens what it has just rounded hands the unrounded value on (docs/numerics.md, fact 2).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The decoder's operations, in program order: what each reads, rounds and sums (docs/design.md §4)."""
+"""The decoder's operations, in program order: what each reads, rounds and sums (docs/files.md)."""
 
 from collections.abc import Sequence
 from math import log2

@@ -72,7 +72,7 @@ def top_ids(x: Array, k: int) -> Array:
 
 
 def distribution(candidate: Array, reference: Array, positions: Array, noise: Array | None) -> Distribution:
-    """Compare next-token distributions row by row: logits [T, V] in FP64 (docs/design.md §4).
+    """Compare next-token distributions row by row: logits [T, V] in FP64 (docs/files.md).
 
     ``noise`` [T]: KL of emulated rounding. The chosen token is the candidate's top-1 (greedy decoding). A row with NaN
     agrees in nothing: rank V, KL NaN.

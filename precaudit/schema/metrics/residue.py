@@ -1,4 +1,4 @@
-"""What the best honest emulation leaves of an error, against the noise of honest programs (docs/design.md §1, excess).
+"""What the best honest emulation leaves of an error, against the noise of honest programs (docs/numerics.md, excess).
 
 All arrays are FP64 in the canonical layout [T, H, K]. ``left`` = c − ê. Noise is an ensemble: the deviations ê − r of
 several honest ways to compute the same operation.

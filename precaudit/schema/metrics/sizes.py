@@ -138,7 +138,7 @@ def _largest(values: Array) -> tuple[Number, int]:
 
 
 def explained_share(candidate: Array, reference_error: float, emulation: Array) -> float:
-    """1 − ‖c − ê‖² / ‖c − r‖²: the share of the error an emulation reproduces (docs/design.md §1).
+    """1 − ‖c − ê‖² / ‖c − r‖²: the share of the error an emulation reproduces (docs/numerics.md).
 
     Where the candidate has no error at all: 1 if the emulation has none either, else −∞.
     """

@@ -1,4 +1,4 @@
-"""Policies: the number format of each part of the computation (design §5), one TOML file each."""
+"""Policies: the number format of each part of the computation (docs/files.md), one TOML file each."""
 
 import re
 from collections.abc import Mapping
@@ -125,7 +125,7 @@ FLASH_BLOCK = 128  # keys of a block, as in JAX's Pallas kernel for TPUs (flash_
 def on_device(policy: Policy, device: str) -> Policy:
     """Return the policy with ``matmul`` as a kind of device (cpu, gpu, tpu) makes it.
 
-    XLA:CPU takes every setting and multiplies in float32 (docs/design.md §7). A TPU's ``default``, ``high`` and
+    XLA:CPU takes every setting and multiplies in float32 (docs/numerics.md). A TPU's ``default``, ``high`` and
     ``highest`` are one, three and six bfloat16 passes (JAX's ``lax.Precision``). Six keep every bit of a float32
     operand, and where they are asked for the compiler may choose its vector unit, which multiplies in float32: they
     are emulated so (six passes: numpy_decoder/honest.py). A GPU's ``default`` and ``high`` are TF32 in the products

@@ -1,1 +1,1 @@
-"""The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
+"""The lines of every file precaudit writes, as frozen types (docs/files.md). JSON Schemas are generated from these."""

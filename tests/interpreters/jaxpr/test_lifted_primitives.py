@@ -99,4 +99,4 @@ def test_a_call_only_jax_makes_is_entered(name):
 
 def test_the_table_in_the_documents_is_current():
     assert (DOCS / "shadow.md").read_text() == primitives_page(), "make schemas"
-    assert "(shadow.md)" in (DOCS / "design.md").read_text()
+    assert "(shadow.md)" in (DOCS / "limits.md").read_text()

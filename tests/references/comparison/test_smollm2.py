@@ -55,7 +55,7 @@ def test_one_element_of_attn_out_by_mpmath(audited):
 
 
 def test_rounding_is_named_and_fp16_accumulation_is_not(audited):
-    """docs/design.md §1: the size of fp16 accumulation's error matches, and it explains none of it."""
+    """docs/numerics.md: the size of fp16 accumulation's error matches, and it explains none of it."""
     row = next(e for e in audited.errors if e.kind == "local" and e.point == "attn_out")
     alone = next(
         e for e in audited.errors if e.kind == "accum" and e.candidate == "accum:float16" and e.point == "attn_out"
