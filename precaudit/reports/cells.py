@@ -1,25 +1,29 @@
-"""The cells of a heat map: of every layer and point the worst record, how bad it is, and its story in words."""
+"""The cells of heat maps: of every layer and point the worst record, how bad it is, and its story in words."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan
 from typing import Any
 
 from precaudit.judging.rules import judge
-from precaudit.judging.verdicts import STATUSES, Status
+from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.references.attribution import attribute
-from precaudit.reports.digits import short
+from precaudit.reports.digits import digits, short
+from precaudit.reports.headline import how_bad
 from precaudit.reports.summary import share_text
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import Limits, default_limits
-from precaudit.schema.limits.checks import Check, forward_checks, local_checks
+from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
 from precaudit.schema.places import ORDER, Place
 from precaudit.schema.records.base import Number, value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import is_call
 
-KINDS = {"local": ("local", "policy", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
+KINDS = {  # what a map shows: kinds of records
+    "local": ("local", "policy", "state", "sums", "product"), "forward": ("forward",), "formula": ("formula",),
+}  # fmt: skip
+MAP_OF = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
 
 
@@ -27,8 +31,9 @@ MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~",
 class Cell:
     """The worst record of a layer (None: outside layers) and point, and the statuses of all.
 
-    ``size``: of a local error the worst number over its limit, of a forward error the largest ratio; None where there
-    is none.
+    ``size``: of a local error the worst number over its limit, so of a formula, of a forward error the largest ratio;
+    None where there is none. ``says``: what the gate says of it beyond what the record does, such as that it is not
+    there, or that two views of a position part.
     """
 
     layer: int | None
@@ -37,6 +42,7 @@ class Cell:
     size: float | None
     worst: ErrorRecord
     counts: Mapping[str, int]
+    says: str = ""
 
     @property
     def mark(self) -> str:
@@ -65,20 +71,108 @@ class _Group:
         self.counts[status] += 1
 
 
-def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[str, Place]] = ()) -> list[Cell]:
-    """Return the cells of one map, ``local`` (with what is state, bit for bit) or ``forward``, as the records come.
+class CellGroups:
+    """The records of every map as they stream by, by layer and point.
 
     ``suspects``: (kind, place) of failures that something before them accounts for.
     """
-    groups: dict[tuple[int | None, str], _Group] = {}
+
+    def __init__(self, suspects: Container[tuple[str, Place]] = ()) -> None:
+        self._suspects = suspects
+        self._groups: dict[str, dict[tuple[int | None, str], _Group]] = {name: {} for name in KINDS}
+
+    def add(self, e: ErrorRecord) -> None:
+        """Judge a record by the default rule and put it where it belongs."""
+        name = MAP_OF.get(e.kind)
+        if name is None or (verdict := judge(e, default_limits())) is None:
+            return
+        failed = verdict.status in ("fail", "nonfinite")
+        suspect = failed and (e.kind, Place.of(e)) in self._suspects
+        status: Status = "input suspect" if suspect else verdict.status
+        if e.kind == "product" and status == "pass":
+            return  # it has no limit of its own
+        groups, key = self._groups[name], (e.layer, e.point)
+        group = groups.get(key) or groups.setdefault(key, _Group(status, e))
+        group.add(status, e)
+
+    def cells(self, name: str) -> list[Cell]:
+        """Return the cells of a map so far, as their records came."""
+        return [Cell(*key, g.status, g.size, g.worst, Counter(g.counts)) for key, g in self._groups[name].items()]
+
+
+def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[str, Place]] = ()) -> list[Cell]:
+    """Return the cells of one map, ``local``, ``forward`` or ``formula``, as the records come.
+
+    ``suspects``: (kind, place) of failures that something before them accounts for.
+    """
+    groups = CellGroups(suspects)
     for e in of_kinds(errors, *KINDS[kind]):
-        if (verdict := judge(e, default_limits())) is not None:
-            failed = verdict.status in ("fail", "nonfinite")
-            status: Status = "input suspect" if failed and (e.kind, Place.of(e)) in suspects else verdict.status
-            key = (e.layer, e.point)
-            group = groups.get(key) or groups.setdefault(key, _Group(status, e))
-            group.add(status, e)
-    return [Cell(*key, g.status, g.size, g.worst, g.counts) for key, g in groups.items()]
+        groups.add(e)
+    return groups.cells(kind)
+
+
+def map_cells(
+    errors: Sequence[ErrorRecord], suspects: Container[tuple[str, Place]] = (), verdicts: Iterable[Verdict] = (),
+    told: Callable[[CellGroups], object] = lambda _: None, every: int = 1 << 12,
+) -> dict[str, list[Cell]]:  # fmt: skip
+    """Return the cells of all maps, in one pass over the records, every verdict of the gate in one of them.
+
+    ``told`` is called with what there is after so many records (``every``).
+    """
+    groups = CellGroups(suspects)
+    for n, e in enumerate(of_kinds(errors, *MAP_OF), 1):
+        groups.add(e)
+        if n % every == 0:
+            told(groups)
+    return with_verdicts({name: groups.cells(name) for name in KINDS}, verdicts)
+
+
+def with_verdicts(maps: Mapping[str, Sequence[Cell]], verdicts: Iterable[Verdict]) -> dict[str, list[Cell]]:
+    """Return maps that show every verdict: also those that are on no record, or on many together.
+
+    A tensor that is missing, medians that are too far from FP64, and two views of a position that part.
+    """
+    heaviest: dict[tuple[str, int | None, str], Verdict] = {}
+    for v in verdicts:
+        if v.point and (name := MAP_OF.get(v.kind, "forward" if "/" in v.kind else "")):
+            key = (name, v.layer, v.point)
+            if key not in heaviest or _rank(v) < _rank(heaviest[key]):
+                heaviest[key] = v
+    found = {name: list(its) for name, its in maps.items()}
+    at = {(name, c.layer, c.point): i for name, its in found.items() for i, c in enumerate(its)}
+    for (name, layer, point), v in heaviest.items():
+        i = at.get((name, layer, point))
+        if i is None:
+            worst = v.place.record(name, "run", "fp64", unknown=v.text or v.status)
+            found[name].append(Cell(layer, point, v.status, None, worst, Counter([v.status]), _said(v)))
+        elif _rank(v) < _rank(found[name][i]):
+            known = found[name][i]
+            counts = Counter(known.counts) + Counter([v.status])
+            found[name][i] = replace(known, status=v.status, counts=counts, says=_said(v))
+    return found
+
+
+def _said(v: Verdict) -> str:
+    return how_bad(v) if v.status in ("fail", "nonfinite", "input suspect") else v.text or v.status
+
+
+def _rank(x: Verdict | Cell) -> int:
+    return STATUSES.index(x.status)
+
+
+def weight(c: Cell) -> tuple[int, float]:
+    """Return how much a cell deserves to be looked at first: what fails, and then what is largest."""
+    return -_rank(c), -1.0 if c.size is None else c.size
+
+
+def first_map(maps: Mapping[str, Collection[Cell]]) -> str | None:
+    """Return the map that holds the cell to look at first; None where no map has a cell."""
+    worst = {name: max(map(_severity, its)) for name, its in maps.items() if its}
+    return max(worst, key=lambda name: worst[name], default=None)  # of equal ones the first
+
+
+def _severity(c: Cell) -> int:
+    return -_rank(c)
 
 
 def program_order(found: Sequence[Cell]) -> list[str]:
@@ -105,8 +199,17 @@ def worst_number(e: ErrorRecord, limits: Limits) -> Check | None:
     """Return the number of a record that is farthest over its limit, or nearest to it; what is NaN before any other."""
     if e.numberless is not None:
         return None
-    found = local_checks(e, limits.local(e.dtype)) if e.kind in ("local", "policy") else forward_checks(e, limits)
-    return max(found, key=lambda c: float("inf") if isnan(c[2]) else c[2] / c[3], default=None)
+    return max(_checks(e, limits), key=lambda c: float("inf") if isnan(c[2]) else c[2] / c[3], default=None)
+
+
+def _checks(e: ErrorRecord, limits: Limits) -> Iterable[Check]:
+    """Return every number of a record beside its limit."""
+    if e.kind == "formula":
+        size, scope, index = farthest_formula(e)
+        return [("rel_l2", scope, size, SAME, index)] if e.rel_l2 is not None else []
+    if e.kind == "sums":
+        return sum_checks(e, limits)
+    return local_checks(e, limits.local(e.dtype)) if e.kind in ("local", "policy") else forward_checks(e, limits)
 
 
 def story(c: Cell, sources: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
@@ -121,10 +224,10 @@ def _tooltip(c: Cell, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     e = c.worst
     yield "where", Place.of(e).text + _slices(e)
     yield "made by", sources.get(c.point, "")
-    yield "verdict", f"{c.status}: {e.numberless or _status_text(e)}"
+    yield "verdict", f"{c.status}: {c.says or e.numberless or _status_text(e)}"
     if e.numberless is None:
         yield "size", _sizes(e)
-        yield "explained", "" if e.kind == "state" else _explanation(e)
+        yield "explained", _explanation(e)
         yield "worst element", _element(e)
     yield "records", ", ".join(f"{n} {status}" for status, n in c.counts.items())
 
@@ -156,8 +259,12 @@ def _status_text(e: ErrorRecord) -> str:
 
 def _explanation(e: ErrorRecord) -> str:
     """Return who explains a local error and how much of it, or a forward error's size beside the policy's."""
+    if e.kind in ("state", "sums", "product"):
+        return ""
+    if e.kind == "formula":
+        return "not by rounding: FP64 of the program against FP64 of its reference"
     if e.kind == "forward":
-        return "" if e.ratio is None else f"{value(e.ratio):.2g} × what rounding by the declared policy makes"
+        return "" if e.ratio is None else f"{digits(e.ratio)} × what rounding by the declared policy makes"
     a = attribute(e)
     if a is None:
         return "unknown"

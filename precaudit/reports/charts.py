@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Shares
 from precaudit.errors import UserError
-from precaudit.reports.cells import Cell, cells, program_order
+from precaudit.reports.cells import Cell, cells, program_order, weight
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.places import point_text
@@ -27,8 +27,9 @@ MISSING = "charts need altair and vl-convert: pip install 'precaudit[html]'"
 OUTSIDE = "end"  # the column of points outside layers
 NONE = "no number"
 WITHIN = 5  # steps of a scale up to the limit
-STEPS = {"local": (0.1, 0.25, 0.5, 0.75, 1.0, 2.0, 10.0), "forward": (0.5, 1.0, 2.0, 4.0, 7.5, 15.0, 75.0)}
-TITLES = {"local": "× its limit", "forward": "× an emulated policy's error"}
+OF_LIMIT = (0.1, 0.25, 0.5, 0.75, 1.0, 2.0, 10.0)
+STEPS = {"local": OF_LIMIT, "forward": (0.5, 1.0, 2.0, 4.0, 7.5, 15.0, 75.0), "formula": OF_LIMIT}
+TITLES = {"local": "× its limit", "forward": "× an emulated policy's error", "formula": "× its limit"}
 MOST = 12  # bars of shares
 
 
@@ -52,7 +53,9 @@ LIGHT = Palette()
 
 
 def plot(found: Any, what: str = "local") -> "alt.Chart":
-    """Return a chart of what ``precaudit.compare`` found: its ``local`` or ``forward`` heat map, or its ``growth``.
+    """Return a chart of what ``precaudit.compare`` found: a heat map by the kind of its records, or its ``growth``.
+
+    ``what``: ``local``, ``forward``, ``formula`` or ``growth``.
 
     ``found``: a Comparison, or the errors of a program's run.
     """
@@ -85,9 +88,10 @@ def heat_map(
     found: Sequence[Cell] | None = None,
     legend: bool = True,
 ) -> "alt.Chart":
-    """Return layer × point: ``local``: the worst number over its limit, ``forward``: the largest ratio.
+    """Return layer × point: ``local``, ``formula``: the worst number over its limit, ``forward``: the largest ratio.
 
-    A click selects a cell (``picked``, its place among ``found``: the cells of ``errors`` unless given).
+    A click selects a cell (``picked``, its place among ``found``: the cells of ``errors`` unless given); the one that
+    is worst is selected at first.
     """
     alt = altair_of()
     shown = cells(errors, kind) if found is None else found
@@ -103,7 +107,10 @@ def heat_map(
     names, colours = bands(kind), [*palette.cool, *palette.hot, palette.none]
     key = alt.Legend(orient="top", columns=5, symbolType="square", title=TITLES[kind]) if legend else None
     colour = alt.Color("band:N", scale=alt.Scale(domain=names, range=colours), legend=key)
-    picked = alt.selection_point(name="picked", fields=["cell"], on="click", clear=False, toggle=False, empty=False)
+    at_first = [{"cell": shown.index(max(shown, key=weight))}] if shown else alt.Undefined
+    picked = alt.selection_point(
+        name="picked", fields=["cell"], on="click", clear=False, toggle=False, empty=False, value=at_first
+    )
     base = alt.Chart(data_of(rows)).encode(
         x, y, tooltip=[alt.Tooltip(f"{k}:N") for k in ("layer", "point", "status", "size")]
     )

@@ -33,3 +33,8 @@ def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:
         mine = [at for at in places if at[1] == f.point and at[0] in (f.layer, *f.layers)]
         found.setdefault((mine or places)[0], []).append(cause_text(f))
     return {at: tuple(texts) for at, texts in found.items()}
+
+
+def findings_at(found: Sequence[Finding] | None, layer: int | None, point: str) -> list[Finding]:
+    """Return the findings of a layer and point, of those that diagnosis wrote (None: nothing)."""
+    return [f for f in found or () if f.point == point and layer in (f.layer, *f.layers)]

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
-from precaudit.judging.verdicts import STATUSES
-from precaudit.recording.runs.unique import UniqueHashes
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
-from precaudit.reports.cells import KINDS, Cell, cells, story
+from precaudit.reports.cells import Cell, first_map, map_cells, story, weight
 from precaudit.reports.diagnosis import findings_section, first_of, shares_text
 from precaudit.reports.digits import short
 from precaudit.reports.escaping import escape_html, script
+from precaudit.reports.findings import findings_at
 from precaudit.reports.fitting import Table
 from precaudit.reports.gathered import Gathered, gather_run
 from precaudit.reports.headline import headline as judged
@@ -33,6 +32,8 @@ MAPS = {
               "numbers over its limit. Above 1 it is more than rounding."),
     "forward": ("Forward error", "The whole model against FP64 on the same tokens: the largest error over the error "
                 "that rounding by the declared policy makes."),
+    "formula": ("Formula", "The program's formulas in FP64 against those of the reference: the distance over the limit "
+                "of what is the same formula. No rounding is in it."),
 }  # fmt: skip
 THEMED = charts.Palette(
     **{name: f"var(--{name})" for name in ("ink", "muted", "line", "paper", "none", "on_hot")},
@@ -56,7 +57,8 @@ def gathered_page(found: Gathered) -> str:
     data = {"charts": {c.id: c.spec for c in (*maps, *parts)}, **_stories(found, shown)}
     scripts = [_libraries(), templates.template_file("report.js")]
     return as_html(
-        r, "report.html", maps=maps, bands={k: charts.bands(k)[:-1] for k in MAPS}, sentences=_sentences(found),
+        r, "report.html", maps=maps, bands={k: charts.bands(k)[:-1] for k in MAPS}, units=charts.TITLES,
+        at_first=first_map(shown), sentences=_sentences(found),
         data=script(data), scripts=scripts, policy=templates.policy(scripts),
     )  # fmt: skip
 
@@ -137,22 +139,17 @@ def _verdict(found: Gathered) -> Headline:
 
 
 def _map_cells(found: Gathered) -> dict[str, list[Cell]]:
-    """Return the cells of both maps."""
-    suspects = found.suspects()
-    return {kind: _cells(found, kind, suspects) for kind in KINDS}
+    """Return the cells of all maps, each of at most so many points: those that err most."""
+    every = map_cells(found.errors, found.suspects(), found.judgement.verdicts)
+    return {kind: _of_points(its) for kind, its in every.items()}
 
 
-def _cells(found: Gathered, kind: str, suspects: UniqueHashes) -> list[Cell]:
-    """Return the cells of a map, of at most so many points: those that err most."""
-    every = cells(found.errors, kind, suspects)
-    bad = {p: max(_weight(c) for c in every if c.point == p) for p in {c.point for c in every}}
+def _of_points(every: Sequence[Cell]) -> list[Cell]:
+    bad: dict[str, tuple[int, float]] = {}
+    for c in every:
+        bad[c.point] = max(bad.get(c.point, weight(c)), weight(c))
     kept = set(sorted(bad, key=lambda p: bad[p], reverse=True)[:POINTS])
     return [c for c in every if c.point in kept]
-
-
-def _weight(c: Cell) -> tuple[int, float]:
-    """Return how much a cell deserves to be looked at first."""
-    return -STATUSES.index(c.status), -1.0 if c.size is None else c.size
 
 
 def _stories(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
@@ -161,17 +158,16 @@ def _stories(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> dict[str, 
     first: dict[str, int] = {}
     for kind, its in shown.items():
         if its:
-            weights = [_weight(c) for c in its]
-            first[kind] = weights.index(max(weights))
+            first[kind] = its.index(max(its, key=weight))
             told = [(c, story(c, found.sources)) for c in its]
             stories[kind] = [[c.mark, lines[0], *_causes(found, c), *lines[1:]] for c, lines in told]
     return {"stories": stories, "first": first}
 
 
 def _causes(found: Gathered, c: Cell) -> list[tuple[str, str]]:
-    """Return what diagnosis says of a cell that fails."""
-    here = [f for f in found.findings or () if f.point == c.point and c.layer in (f.layer, *f.layers)]
-    return [("cause", f"{f.kind}: {f.cause}; {f.says}") for f in here if c.status != "pass"]
+    """Return what diagnosis says of a cell that does not pass."""
+    here = findings_at(found.findings, c.layer, c.point) if c.status != "pass" else []
+    return [("cause", f"{f.kind}: {f.cause}; {f.says}") for f in here]
 
 
 def _sentences(found: Gathered) -> list[str]:

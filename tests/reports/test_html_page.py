@@ -32,7 +32,7 @@ from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.comparison.programs import compare_program as compare_program
 from precaudit.reports import charts, html
-from precaudit.reports.cells import cells, story
+from precaudit.reports.cells import cells, first_map, map_cells, story
 from precaudit.reports.escaping import escape_html as escaped
 from precaudit.reports.escaping import plain, script
 from precaudit.reports.gathered import gather_run
@@ -213,6 +213,34 @@ def test_a_cell_is_its_worst_record(honest):
     assert "layer 3 q" in told["where"]
 
 
+def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
+    """A formula that is another, a tensor that is not there, and two views that part have no local record."""
+    found = gather_run(honest)
+    one = next(e for e in found.errors if (e.kind, e.point, e.layer) == ("forward", "attn_out", 4))
+    formula = msgspec.structs.replace(one, kind="formula", rel_l2=0.3, scopes=None)
+    missing = Verdict(
+        status="missing", kind="local", prompt="a", phase="prefill", layer=3, point="gone", text="no such"
+    )
+    parts = Verdict(status="fail", kind="prefill/decode", prompt="a", phase="decode", point="logits", metric="top1",
+                    text="prefill says 1, decode 2")  # fmt: skip
+    maps = map_cells([*found.errors, formula], verdicts=[missing, parts])
+    ((cell,), (absent,), (logits,)) = (
+        [c for c in maps[kind] if (c.layer, c.point) == at]
+        for kind, at in (("formula", (4, "attn_out")), ("local", (3, "gone")), ("forward", (None, "logits")))
+    )
+    assert (cell.mark, absent.mark, logits.mark) == ("✗", "?", "✗")
+    assert cell.size == pytest.approx(3e5)
+    assert "no such" in dict(story(absent))["verdict"]
+    assert "prefill says 1" in dict(story(logits))["verdict"]
+    assert first_map(maps) == "forward"  # of maps with a failure the first
+    assert first_map({**maps, "forward": [], "local": [absent]}) == "formula"
+    page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula])))
+    assert page.data["first"]["formula"] == 0
+    assert {"local", "forward", "formula"} <= set(page.data["charts"])
+    chosen = page.data["charts"]["formula"]["params"][0]["value"]
+    assert chosen == [{"cell": 0}]
+
+
 def test_the_limit_itself_is_not_beyond():
     names = charts.bands("local")
     assert (charts.band("local", 1.0), charts.band("local", 1.0001)) == (names[4], names[5])
@@ -229,7 +257,7 @@ def test_charts_are_plotted_from_python(honest):
     grown = precaudit.plot(found, "growth").to_dict()["data"]["values"]
     assert {r["of"] for r in grown} == {"measured", "emulated policy"}
     assert {r["layer"] for r in grown} == {3, 4}
-    with pytest.raises(precaudit.errors.UserError, match="none of local, forward, growth"):
+    with pytest.raises(precaudit.errors.UserError, match="none of local, forward, formula, growth"):
         precaudit.plot(found, "everything")
 
 
