@@ -118,6 +118,32 @@ def test_commands_exist(page):
             assert {word for word in called if re.match(r"--?[a-z]", word)} <= known, line
 
 
+def questions():
+    """Return the rows of README.md's table: the command of a question, and the line that it prints."""
+    table = (ROOT / "README.md").read_text().split("<!-- questions -->")[1].split("<!-- end of questions -->")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[2:4]] for row in table.strip().splitlines()[2:]]
+
+
+def test_what_the_table_of_questions_prints_stands_on_a_page():
+    """Numbers aside, as the pages themselves are checked."""
+    blocks = [b["text"] for page in PAGES for b in pages.BLOCK.finditer(page.read_text()) if b["kind"] == "console"]
+    outputs = [" ".join(pages.NUMBER.sub("#", step.output).split()) for block in blocks for step in steps(block)]
+    assert len(questions()) >= 10
+    for command, prints in questions():
+        shown = " ".join(pages.NUMBER.sub("#", re.search(r"`(.*)`", prints)[1].replace("\\|", "|")).split())
+        assert any(shown in output for output in outputs), (command, shown)
+
+
+def test_the_commands_of_the_table_of_questions_exist():
+    from precaudit.cli import cli
+
+    for cell, _ in questions():
+        called = re.search(r"`precaudit ([^`]*)`", cell)[1].split(" -- ")[0].split()
+        command = cli.get_command(None, called[0])
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in called if re.match(r"--?[a-z]", word)} <= known, cell
+
+
 def anchors(page):
     """Return the anchors of a page's headings, as MyST and code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", pages.BLOCK.sub("", page.read_text()), re.M)
@@ -146,6 +172,7 @@ def test_the_readme_fits_three_screens():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 90
     assert "docs/report.png" in text
+    assert {target.name for target in ROOT.glob("examples/*.ipynb")} == set(re.findall(r"examples/(\w+\.ipynb)", text))
 
 
 def test_a_package_index_gets_no_link_that_leads_nowhere():
