@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from precaudit.judging.judgement import Judgement
     from precaudit.models.jax_decoder import Parts
     from precaudit.recording.dumps.importing import import_dump
+    from precaudit.recording.opening import open_any as open_run
     from precaudit.recording.programs.program import Entry, Program
-    from precaudit.recording.runs.reader import Run, open_run
+    from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
     from precaudit.recording.tracing.subject import Subject, load
     from precaudit.reports.charts import plot
@@ -54,7 +55,7 @@ _LAZY = {
     "compare": "precaudit.workflows.verbs",
     "Comparison": "precaudit.recording.runs.written",
     "Selection": "precaudit.schema.selection",
-    "open_run": "precaudit.recording.runs.reader",
+    "open_run": "precaudit.recording.opening:open_any",  # of any kind
     "Run": "precaudit.recording.runs.reader",
     "align": "precaudit.workflows.alignment",
     "gate": "precaudit.judging.gate",
@@ -126,7 +127,8 @@ _room.__class__ = _Room
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'precaudit' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    module, _, called = _LAZY[name].partition(":")
+    return getattr(import_module(module), called or name)
 
 
 def __dir__() -> list[str]:

@@ -25,8 +25,8 @@ TRACES = (
     "schema/places.py", "schema/prompts.py", "schema/selection.py",
 )  # fmt: skip
 COMPARES = (
-    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references",
-    "schema/limits", "schema/predictions.py",
+    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/opening.py", "recording/programs",
+    "references", "schema/limits", "schema/predictions.py",
 )  # fmt: skip
 DIAGNOSES = (*COMPARES, "diagnosis")
 NO_NUMBERS = (

@@ -61,7 +61,7 @@ def _report(found: "Audit") -> None:
 
 def _diagnosis(found: "Audit") -> None:
     """Print the conclusions of a diagnosis, or why there are none."""
-    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.diagnosis.programs import Diagnosed
     from precaudit.reports.diagnosis import diagnosis_report
     from precaudit.reports.program_diagnosis import program_diagnosis_report
 
@@ -76,7 +76,7 @@ def _diagnosis(found: "Audit") -> None:
         say(f"unknown: {found.diagnosis}")
     elif not found.diagnosis.findings and not found.diagnosis.unknown:
         say("? every operation is within the default limits: what fails is a limit of your own, or the baseline's")
-    elif is_program_run(found.run):
+    elif isinstance(found.diagnosis, Diagnosed):
         deliver(program_diagnosis_report(found.diagnosis, found.compared), as_json=False)
     else:
         deliver(diagnosis_report(found.diagnosis), as_json=False)

@@ -20,10 +20,8 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
     The file holds no tensors; it says where the errors come from, and its own SHA-256.
     """
     from precaudit.checks.rollouts.kinds import is_rollouts
-    from precaudit.judging.baselines import freeze, freeze_errors
-    from precaudit.judging.programs import filed_errors, program_provenance
-    from precaudit.recording.runs.programs import is_program_run, open_program_run
-    from precaudit.recording.runs.written import recall
+    from precaudit.judging.baselines import freeze_errors
+    from precaudit.judging.recalled import provenance_of, recall_any, records_of
 
     if is_rollouts(run):
         from precaudit.checks.rollouts.frozen import freeze_rollouts
@@ -31,11 +29,8 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
         frozen = freeze_rollouts(run, output, accept, why)
         of = f"rollouts of {frozen.of.model} ({frozen.of.device})"
         return _tell(output, of, frozen.sha256, len(frozen.chain))
-    if is_program_run(run):
-        opened = open_program_run(run)
-        record = freeze_errors(filed_errors(opened), program_provenance(opened), str(run), output, accept, why)
-    else:
-        record = freeze(recall(run, held=False), output, accept, why)
+    found = recall_any(run)
+    record = freeze_errors(records_of(found), provenance_of(found), str(run), output, accept, why)
     return _tell(output, f"run {record.run} ({record.device})", record.sha256, len(record.chain))
 
 

@@ -103,8 +103,9 @@ def command(
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """
-    from precaudit.recording.dumps.runs import is_imported
-    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.dumps.runs import Imported
+    from precaudit.recording.opening import kind_of
+    from precaudit.recording.runs.programs import Opened
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.workflows.several import runs_in
 
@@ -118,13 +119,12 @@ def command(
     if against is None and runs_in(run):
         check("runs")
         return _policies(run, options, no_cache, as_json)
-    if against is not None and any(is_program_run(x) or is_imported(x) for x in (run, against)):
+    kind = kind_of(run)
+    if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
         check("pair")
         return _between(run, against, as_json, several)
-    if run.exists() and not is_imported(run):
-        check("recorded")
-    if is_program_run(run):
-        check("program", *(["rerun"] if rerun else ["textbook"] if model is not None else []))
+    if kind is Opened:
+        check("recorded", "program", *(["rerun"] if rerun else ["textbook"] if model is not None else []))
         if rerun:
             from precaudit.workflows.watch import rerun as run_again
 
@@ -132,8 +132,8 @@ def command(
         own = rerun or model is None
         formula_of = _reference(reference, names, config, family) if own else (model, names)
         return _program(run, program, formula_of, filters, accums, as_json, several)
-    if run.exists():
-        check("decoder")
+    if kind is not None:
+        check(*([] if kind is Imported else ["recorded"]), "decoder")
     return _decoder(run, against, policy, filters, options, no_cache, as_json, verbose, every)
 
 
@@ -150,8 +150,8 @@ def _decoder(
 ) -> None:
     """Compare a run of a model, or a dump as one, with FP64 or with another run; with filters, some of it."""
     from precaudit.judging.gate import gate, judge_found
-    from precaudit.recording.dumps.runs import is_imported
-    from precaudit.recording.runs.reader import open_run
+    from precaudit.recording.opening import open_any
+    from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import recall
     from precaudit.references.comparison.compare import compare
     from precaudit.reports.comparison import comparison_page, comparison_report
@@ -161,11 +161,10 @@ def _decoder(
     from precaudit.workflows.dumped_model import dump_as_run
     from precaudit.writing import write_whole
 
-    if is_imported(run):
+    opened = open_any(run, options.partial, held=against is None)
+    if not isinstance(opened, Run):
         with progress_bar() as advance:
             opened = dump_as_run(run, options.model, policy, advance)
-    else:
-        opened = open_run(run, options.partial, held=against is None)
     asked = selection_of_filters(opened.record.requested, *filters)
     with progress_bar() as advance, references(no_cache) as cache:
         found = compare(opened, against, asked, replace(options, cache=cache, held=False), advance)
@@ -224,34 +223,33 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate
-    from precaudit.judging.programs import filed_errors
-    from precaudit.recording.dumps.runs import is_imported
-    from precaudit.recording.runs.programs import is_program_run, open_program_run
-    from precaudit.recording.runs.written import recall
+    from precaudit.judging.recalled import recall_any, records_of
+    from precaudit.recording.dumps.runs import Imported
+    from precaudit.recording.opening import kind_of
+    from precaudit.recording.runs.written import Comparison
     from precaudit.reports.differences import difference_verdict
 
     known: list[Any] = []
     lacking, asked, weights = [], None, dict[tuple[str, ...], str]()
     for folder in (run, against):
         try:
-            if is_program_run(folder):
-                known.append(filed_errors(open_program_run(folder)))
-                continue
-            found = recall(folder, held=False)
-            known.append(found.errors)
-            made, stored = found.run.record, found.run.record.policy["weights"]
-            name = made.model.id if stored == "as-stored" else f"{made.model.id} in {stored}"
-            weights[made.model.sha256, stored] = name
-            points = set(found.run.record.requested.points)
-            asked = points if asked is None else asked & points
+            found = recall_any(folder)
+            known.append(records_of(found))
         except (UserError, OSError):
             known.append(None)
             lacking.append(folder)
+            continue
+        if isinstance(found, Comparison):
+            made, stored = found.run.record, found.run.record.policy["weights"]
+            name = made.model.id if stored == "as-stored" else f"{made.model.id} in {stored}"
+            weights[made.model.sha256, stored] = name
+            points = set(made.requested.points)
+            asked = points if asked is None else asked & points
     differ = f"the runs are of different weights ({'; '.join(weights.values())})" if len(weights) > 1 else ""
-    for folder in (x for x in (run, against) if is_imported(x) and x not in lacking):
-        if gate(recall(folder, held=False)).exit_code == 1:  # of which it is not known otherwise whose weights it is of
+    for folder in (x for x in (run, against) if kind_of(x) is Imported and x not in lacking):
+        if gate(folder).exit_code == 1:  # of which it is not known otherwise whose weights it is of
             differ = differ or f"{folder} does not pass against FP64 of its model: precaudit gate {folder}"
-    of_dump = " --model PATH" if lacking and is_imported(lacking[0]) else ""
+    of_dump = " --model PATH" if lacking and kind_of(lacking[0]) is Imported else ""
     helps = f"precaudit compare {shlex.quote(str(lacking[0]))}{of_dump}" if lacking else ""
     return difference_verdict(pairs, known[0], known[1], helps, asked, differ)
 

@@ -78,17 +78,19 @@ def command(
     """
     from precaudit.diagnosis.diagnose import diagnose
     from precaudit.errors import UserError
-    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.opening import kind_of
+    from precaudit.recording.runs.programs import Opened
     from precaudit.recording.runs.reader import open_run
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.diagnosis import diagnosis_report
 
-    if is_program_run(run):
+    kind = kind_of(run)
+    if kind is Opened:
         leave_out(context, ("lift", "invariance", "mesh"), f"{run} is of a program")
         if rerun:
             return _rerun(run, model)
         return _program(run, program, model, (layers, points, phases, prompt), objective, verbose, as_json)
-    if run.exists():
+    if kind is not None:
         leave_out(context, ("program", "rerun"), f"{run} is no run of a program")
     opened = open_run(run, partial)
     on_meshes = _on_meshes(opened, model, mesh) if invariance == SHARDING else None

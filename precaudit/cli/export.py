@@ -40,11 +40,9 @@ def command(
 
 def _read_errors(run: Path) -> Any:
     """Return a run's error records; raises UserError where it was not compared."""
-    from precaudit.judging.programs import filed_errors
-    from precaudit.recording.runs.programs import is_program_run, open_program_run
-    from precaudit.recording.runs.written import recall
+    from precaudit.judging.recalled import recall_any, records_of
 
-    return filed_errors(open_program_run(run)) if is_program_run(run) else recall(run, held=False).errors
+    return records_of(recall_any(run))
 
 
 def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:

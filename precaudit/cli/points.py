@@ -20,12 +20,13 @@ def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> No
     Of every point: shape, format, bytes, and the line that makes it. Of RUN, a program's, what was recorded.
     """
     from precaudit.cli._options import deliver
+    from precaudit.recording.opening import holds_run
     from precaudit.recording.programs.loading import load_program, rename_points
     from precaudit.recording.programs.planning import points
-    from precaudit.recording.runs.programs import is_program_run, open_program_run
+    from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports.program import points_report
 
-    if is_program_run(program):
+    if holds_run(program):
         recorded = open_program_run(program).entries
         for one in recorded:
             deliver(points_report(one.record.points, one.record.entry if len(recorded) > 1 else ""), as_json)

@@ -18,13 +18,14 @@ from precaudit.judging.expected import absent, disturbances, missing_formulas, m
 from precaudit.judging.farthest import ways_made
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.looks import Look
+from precaudit.judging.recalled import recall_any
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
-from precaudit.recording.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
-from precaudit.recording.runs.reader import Run
+from precaudit.recording.opening import AnyRun
+from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.unique import UniqueHashes, require_unique
-from precaudit.recording.runs.written import Comparison, recall
+from precaudit.recording.runs.written import Comparison
 from precaudit.schema.filed import Filed, of_kinds, without_collector
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
@@ -36,7 +37,7 @@ STATED = ("forward", "local")
 
 
 def gate(
-    source: Path | str | Comparison | Run | Opened | ProgramErrors,
+    source: Path | str | Comparison | AnyRun | ProgramErrors,
     budgets: Path | str | None = None,
     baseline: Path | str | None = None,
     across_devices: bool = False,
@@ -55,16 +56,16 @@ def gate(
     baseline = None if baseline is None else path_of(baseline, "baseline")
     if isinstance(source, ProgramErrors):
         source = source.opened
-    if isinstance(source, Run | Opened):
-        source = source.folder
+    if isinstance(source, AnyRun):
+        source = source.folder  # as it is on disk now
     frozen = None if baseline is None else read_run_baseline(baseline)
     rules = Rules(limits or default_limits(), (), frozen, stated=checked_limits(at_most or {}))
-    if not isinstance(source, Comparison) and is_program_run(source):
-        return _gate_program(Path(source), rules, budgets, across_devices)
     if not isinstance(source, Comparison) and Path(source).is_file():
         return _gate_file(Path(source), rules, budgets)
+    found = source if isinstance(source, Comparison) else recall_any(source)
+    if isinstance(found, Opened):
+        return _gate_program(found, rules, budgets, across_devices)
     rules.budgets = read_budgets(budgets) if budgets is not None else ()
-    found = source if isinstance(source, Comparison) else recall(source, held=False)
     return _gate_run(found, rules, budgets, across_devices)
 
 
@@ -98,15 +99,14 @@ def judge_records(
     return _judgement(name, verdicts, rules, (), ())
 
 
-def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
-    opened = open_program_run(folder)
+def _gate_program(opened: Opened, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
     if budgets is not None:
         known = programs.program_budget_names(opened)
         rules.budgets = resolve_budgets(read_budgets(budgets, known), budgets, programs.layers_of(opened), known)
     of = programs.program_provenance(opened)
     if rules.baseline is not None:
         rules.stale = tuple(stale(rules.baseline.record, of, across_devices))
-    where = str(folder / "errors.jsonl")
+    where = str(opened.folder / "errors.jsonl")
     errors = programs.filed_errors(opened)
     verdicts = rules.of(errors, where)
     verdicts.extend(rules.pooled_verdicts())

@@ -12,6 +12,7 @@ from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Verdict, counts
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.bits import Repeat
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.evidence.records import Finding
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.recording.programs.repeat import ProgramRepeat
-    from precaudit.recording.tracing.repeat import Repeat
     from precaudit.recording.tracing.subject import Subject
     from precaudit.references.comparison.between import Between
 
@@ -235,7 +234,8 @@ def _subject(s: "Subject") -> Card:
     return Card(f"{s.checkpoint.name}, policy {s.policy.name}", facts)
 
 
-def _repeat(r: "Repeat | ProgramRepeat") -> Card:
+@card_of.register
+def _repeat_card(r: Repeat) -> Card:
     same = f"all {r.tensors:,} tensors are bit-identical" if r.where is None else f"{r.differing:,} tensors differ"
     first = () if r.where is None else (("first", r.where),)
     return Card(f"Run {r.run.record.id}, recorded once more: {same}", (*first, ("folder", str(r.run.folder))))
@@ -272,14 +272,12 @@ def _register_others() -> None:
     from precaudit.checks.probing.probe import Probed
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.recording.programs.repeat import ProgramRepeat
-    from precaudit.recording.tracing.repeat import Repeat
     from precaudit.recording.tracing.subject import Subject
     from precaudit.references.comparison.between import Between
 
     cards: dict[type, Any] = {
-        Between: _between, Diagnosis: _diagnosis, Diagnosed: _diagnosis_card, Subject: _subject, Repeat: _repeat,
-        ProgramRepeat: _repeat, Checked: _gradcheck_card, Probed: _probe_card,
+        Between: _between, Diagnosis: _diagnosis, Diagnosed: _diagnosis_card, Subject: _subject,
+        Checked: _gradcheck_card, Probed: _probe_card,
     }  # fmt: skip
     for kind, made in cards.items():
         card_of.register(kind)(made)

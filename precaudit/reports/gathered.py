@@ -9,10 +9,11 @@ from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Sh
 from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.programs import filed_errors
+from precaudit.judging.recalled import recall_any
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun, is_program_run, open_program_run
+from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun
 from precaudit.recording.runs.unique import UniqueHashes
-from precaudit.recording.runs.written import Comparison, recall
+from precaudit.recording.runs.written import Comparison
 from precaudit.reports.headline import of_status
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.errors import ErrorRecord
@@ -61,17 +62,16 @@ def gather_run(folder: Path) -> Gathered:
     Findings that the verdict contradicts are of another comparison or of a part, and are left out: errors that are off
     where none is, or nothing where something fails.
     """
-    if is_program_run(folder):
-        opened = open_program_run(folder)
-        said = gate(folder)
+    found = recall_any(folder)
+    said = gate(folder if isinstance(found, Opened) else found)
+    if isinstance(found, Opened):
+        opened = found
         sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
         return Gathered(
             folder, filed_errors(opened), said, None, opened, findings_of(folder, said),
             _of_run(folder, MANIFEST, "shares", Shares),
             _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
         )  # fmt: skip
-    found = recall(folder, held=False)
-    said = gate(found)
     return Gathered(
         folder, found.errors, said, found, None, findings_of(folder, said),
         _of_run(folder, "run.json", "shares", Shares), _of_run(folder, "run.json", "remedies", Remedy),

@@ -21,9 +21,14 @@ def check_keywords(verb: str, given: Iterable[str], known: Iterable[str]) -> Non
             raise UserError(f"precaudit.{verb} takes no {name!r}{nearest(name, known)}")
 
 
-def given_keywords(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
-    """Return the keywords that were given: those that are not None, and those that nothing takes."""
-    return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
+def given_keywords(verb: str, call: Mapping[str, Any], *own: str) -> Keywords:
+    """Return the keywords of a verb's call (its ``locals()``) that were given and are not None, but for its ``own``.
+
+    Raises UserError for one that no call of the verb takes: what its ``unknown`` holds.
+    """
+    known = {name: x for name, x in call.items() if name not in (*own, "unknown")}
+    check_keywords(verb, call["unknown"], known)
+    return {name: x for name, x in known.items() if x is not None}
 
 
 def take_keywords(keywords: Keywords, names: Iterable[str]) -> Keywords:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from precaudit.errors import UserError, enough_memory
 from precaudit.judging.gate import gate
 from precaudit.progress import Advance, Progress
+from precaudit.recording.opening import holds_run
 from precaudit.recording.runs.folders import check_folder
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.reader import Run, open_run
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.schema.selection import Selection
 
-MANIFESTS = ("run.json", "program.json", "dump.json")
 REFUSED = "refused.jsonl"  # beside the runs: the policies that were asked for and could not run
 
 
@@ -103,7 +103,7 @@ def folders_of(policies: Sequence[Policy], output: Path) -> list[Path]:
 
 def _resume_options(options: "TraceOptions", folder: Path) -> "TraceOptions":
     """Return how to trace into a folder where ``--resume`` was said: from the start where no run has begun."""
-    begun = any((folder / name).is_file() for name in MANIFESTS)
+    begun = holds_run(folder)
     return replace(options, force=True, resume=False) if options.resume and not begun else options
 
 
@@ -116,7 +116,7 @@ def _part(progress: Progress, name: str, i: int, n: int) -> Progress:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs that a folder holds, the one whose tokens the others were fed first; none where it is a run."""
-    if not folder.is_dir() or any((folder / name).exists() for name in MANIFESTS):
+    if not folder.is_dir() or holds_run(folder):
         return []
     found = [p for p in folder.iterdir() if (p / "run.json").is_file()]
     return sorted(found, key=_order)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from precaudit.errors import UserError
 from precaudit.recording.dumps.runs import Imported
+from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
 from precaudit.workflows.dumped_model import opened_dump
 from precaudit.workflows.keywords import (
@@ -24,7 +26,6 @@ from precaudit.workflows.keywords import (
     selection,
     take_keywords,
 )
-from precaudit.workflows.kinds_of_runs import folder_of, is_import, is_of_program, is_run
 from precaudit.workflows.signatures import (
     Comparing,
     DiagnoseOptions,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.programs import Diagnosed
     from precaudit.interpreters.jaxpr.tag import Which
     from precaudit.models.jax_decoder import Parts
-    from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
     from precaudit.recording.tracing.subject import Subject
     from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
@@ -115,13 +115,7 @@ def trace(
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
-    keywords = given_keywords(
-        unknown, prompts=prompts, select=select, options=options, progress=progress, layers=layers, points=points,
-        phases=phases, positions=positions, prompt=prompt, decode_steps=decode_steps, batch=batch, pad=pad,
-        tokens_from=tokens_from, forced=forced, force=force, resume=resume, command=command, policy=policy,
-        settings=settings, device=device, mesh=mesh, parts=parts, allow=allow, taps=taps, strict=strict,
-        reference=reference,
-    )  # fmt: skip
+    keywords = given_keywords("trace", locals(), "subject", "output")
     record = _trace_program if isinstance(subject, Program) else _trace_model
     return record(subject, output, keywords)
 
@@ -224,22 +218,20 @@ def compare(
     Of an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it computes in.
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
-    keywords = given_keywords(
-        unknown, select=select, options=options, subject=subject, layers=layers, points=points, phases=phases,
-        positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, policy=policy, partial=partial,
-        fresh=fresh, cache=cache, program=program, reference=reference, progress=progress,
-    )  # fmt: skip
-    programs = is_of_program(run) or is_of_program(against)
-    if is_import(against) or (is_import(run) and against is not None) or (programs and is_run(run) and is_run(against)):
+    keywords = given_keywords("compare", locals(), "run", "against")
+    opened = _open(run, keywords)
+    other = open_any(against) if holds_run(against) else against
+    if isinstance(other, Imported | Opened) or (holds_run(other) and not isinstance(opened, Run)):
         from precaudit.references.comparison.between import compare_runs
 
         check_keywords("compare of these two runs", keywords, ("progress",))
         with progress_of(progress) as telling:
-            return compare_runs(folder_of(run), folder_of(against), telling.advance)
-    if not is_of_program(run):
-        return _compare_model(run, against, keywords)
+            return compare_runs(opened.folder, other.folder, telling.advance)
+    if isinstance(opened, Imported):
+        return _compare_model(opened_dump(opened.folder, keywords), None, keywords)
+    if isinstance(opened, Run):
+        return _compare_model(opened, other, keywords)
     from precaudit.judging.looks import look_at
-    from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.alignment.textbook import beside_model
     from precaudit.references.comparison.compare import DEFAULT_ACCUM
     from precaudit.references.comparison.programs import compare_program as compared
@@ -250,7 +242,6 @@ def compare(
     if against is not None and program is not None:
         raise UserError("precaudit.compare: program was given twice")
     with progress_of(progress) as telling:
-        opened = run if isinstance(run, Opened) else open_program_run(run)
         look = look_at(opened, layers, points, phases, prompt)
         its = against if program is None else program
         its, reference = beside_model(opened, its, reference, model, telling.advance)
@@ -259,15 +250,24 @@ def compare(
         return found if look is None else ProgramErrors(look.of(found), opened)
 
 
-def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
+def _open(run: Any, keywords: Keywords) -> AnyRun:
+    """Return a run of any kind opened; options that were given twice are told before it is looked for."""
+    from precaudit.references.comparison.compare import CompareOptions
+
+    options = options_of(CompareOptions, keywords.get("options"), dict(keywords), CompareOptions())
+    return open_any(run, options.partial)
+
+
+def _compare_model(run: Run, against: Any, keywords: Keywords) -> Any:
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.references.comparison.compare import compare as compared
 
-    run, known = opened_dump(folder_of(run), keywords) if is_import(run) else run, option_names(CompareOptions)
+    known = option_names(CompareOptions)
     check_keywords("compare", keywords, ("select", "options", "subject", *FILTERS, *known, "progress"))
     run, select, options = looking(run, keywords, CompareOptions())
     with progress_of(keywords.pop("progress", None)) as progress:
-        return compared(run, folder_of(against), select, options, progress.advance, keywords.pop("subject", None))
+        other = getattr(against, "folder", against)
+        return compared(run, other, select, options, progress.advance, keywords.pop("subject", None))
 
 
 @overload
@@ -317,16 +317,12 @@ def diagnose(
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
-    keywords = given_keywords(
-        unknown, select=select, options=options, subject=subject, lift=lift, objective=objective, layers=layers,
-        points=points, phases=phases, positions=positions, prompt=prompt, accum=accum, formula=formula, model=model,
-        partial=partial, fresh=fresh, cache=cache, program=program, progress=progress,
-    )  # fmt: skip
-    if not is_of_program(run):
-        return _diagnose_model(run, keywords)
+    keywords = given_keywords("diagnose", locals(), "run")
+    opened = _open(run, keywords)
+    if not isinstance(opened, Opened):
+        return _diagnose_model(opened if isinstance(opened, Run) else opened.folder, keywords)
     from precaudit.diagnosis.programs import diagnose_program as named
     from precaudit.judging.looks import look_at
-    from precaudit.recording.runs.programs import open_program_run
 
     check_keywords(
         "diagnose of a Program's run", keywords, ("select", "program", "objective", "model", *LOOKS, "progress")
@@ -334,7 +330,6 @@ def diagnose(
     if select is not None and program is not None:
         raise UserError("precaudit.diagnose: program was given twice")
     with progress_of(progress) as telling:
-        opened = run if isinstance(run, Opened) else open_program_run(run)
         look = look_at(opened, layers, points, phases, prompt)
         return named(opened, select if program is None else program, telling.advance, objective, look, model)
 

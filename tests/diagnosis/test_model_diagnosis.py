@@ -1,7 +1,6 @@
 """Diagnosis places and names mistakes (``make exam-diagnose`` makes them all), and accuses no honest program."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +30,9 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.bits import compare_bits
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.tracing.repeat import _compare, repeat
+from precaudit.recording.tracing.repeat import repeat
 from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import load
 from precaudit.references.cache import References
@@ -416,7 +416,7 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
     with placed():
         found = repeat(tmp_path / "run", tmp_path / "other", load("tiny", "bf16", None, "cpu", wrong))
     assert (found.first.layer, found.first.point, found.first.phase) == (2, "v", "prefill")
-    found = _compare(found.run, SimpleNamespace(points=found.run.points[:-1]))
+    found = compare_bits(found.run, replace(found.run, points=found.run.points[:-1]))
     assert found.differing == 1
     assert found.first is not None
     assert run(["trace", "tiny", "--repeat", str(tmp_path / "run")]) == 2

@@ -41,7 +41,7 @@ def test_a_tensor_with_other_bits_is_named(run, tmp_path):
     hashes = {**run.record.hashes, name: file_hash(run.folder / name)}
     write_manifest(run.folder, msgspec.structs.replace(run.record, hashes=hashes))
     again = precaudit.repeat(open_program_run(run.folder), tmp_path / "again", load_program(OWN))
-    assert (again.first, again.differing) == (("b", "call", 1, "query"), 1)
+    assert (again.first, again.differing) == (("b", "call", 1, None, "query"), 1)
 
 
 def test_another_program_is_refused_before_it_runs(run, tmp_path):

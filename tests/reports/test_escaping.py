@@ -166,6 +166,6 @@ def test_an_import_that_ctrl_c_broke_into_is_an_interrupt(monkeypatch, capfd):
         except KeyboardInterrupt as error:
             raise ImportError("numpy C-extensions failed") from error
 
-    monkeypatch.setattr("precaudit.recording.runs.reader.open_run", broken)
+    monkeypatch.setattr("precaudit.recording.opening.kind_of", broken)
     assert run(["compare", "somewhere"]) == 130
     assert capfd.readouterr().err == "precaudit: interrupted\n"

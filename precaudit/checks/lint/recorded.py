@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import singledispatch
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array, widen
-from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
-from precaudit.recording.runs.reader import open_run
+from precaudit.recording.opening import open_any
+from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.reader import Run
 from precaudit.schema.records.base import value
 
 OCCURRENCE = re.compile(r"#\d+$")  # of a name that the program has several taps of
@@ -42,26 +45,31 @@ class Extents(NamedTuple):
 
 def read_extents(folder: Path) -> Extents:
     """Read what a run recorded, of a model or of a program; raises UserError for what is no whole run."""
-    run = open_program_run(folder) if is_program_run(folder) else None
+    run = open_any(folder)
     found: dict[str, Extent] = {}
-    for point, extent in _of_model(folder) if run is None else _of_program(run):
+    for point, extent in _extents(run):
         for name in {point, OCCURRENCE.sub("", point)}:
             known = found.get(name, extent)
             found[name] = Extent(min(known.low, extent.low), max(known.high, extent.high))
-    if run is None:
-        return Extents(folder, found, {})
-    return Extents(folder, found, run.record.renamed, run.record.taps)
+    return Extents(folder, found, getattr(run.record, "renamed", {}), getattr(run.record, "taps", None))
 
 
-def _of_program(run: Opened) -> Iterator[tuple[str, Extent]]:
+@singledispatch
+def _extents(run: Any) -> Iterator[tuple[str, Extent]]:
+    """Yield the extent of every tensor by its point."""
+    raise UserError(f"{run.folder} was imported: trace the program itself")
+
+
+@_extents.register
+def _(run: Opened) -> Iterator[tuple[str, Extent]]:
     for one in run.entries:
         for case, call in product(one.record.cases, range(one.record.calls)):
             taps = one.tensors(case, call, "taps")
             yield from ((p.name, _extent(taps[p.name])) for p in one.record.points if p.name in taps)
 
 
-def _of_model(folder: Path) -> Iterator[tuple[str, Extent]]:
-    run = open_run(folder)
+@_extents.register
+def _(run: Run) -> Iterator[tuple[str, Extent]]:
     for p in run.points:
         if p.stats.inf:  # what the statistics say is of finite values alone
             yield p.point, _extent(run.tensor(p))

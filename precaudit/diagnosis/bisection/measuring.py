@@ -8,12 +8,10 @@ from precaudit.diagnosis.bisection.limits import Criterion
 from precaudit.diagnosis.bisection.trials import Figures
 from precaudit.judging.figures import error_figures
 from precaudit.judging.gate import gate
-from precaudit.judging.programs import program_errors
+from precaudit.judging.recalled import recall_any, records_of
 from precaudit.progress import Progress
-from precaudit.recording.runs.programs import is_program_run, open_program_run
-from precaudit.recording.runs.reader import open_run
-from precaudit.recording.runs.written import recall
-from precaudit.recording.tracing.repeat import count_differing
+from precaudit.recording.opening import open_any
+from precaudit.recording.runs.bits import compare_bits
 from precaudit.recording.tracing.subject import Subject
 from precaudit.recording.tracing.trace import TraceOptions, check_request, trace
 from precaudit.references.comparison.between import compare_runs
@@ -53,23 +51,12 @@ class Measuring:
 
 def read_figures(folder: Path, good: Path, against: str, criterion: Criterion) -> Figures:
     """Return the figures of a run that was recorded, and compared where it is held against FP64; ``good``: A's run."""
-    program = is_program_run(folder)
     if criterion.name == "differing":
-        return {"differing": _differing(folder, good, program)}
+        return {"differing": float(compare_bits(open_any(good), open_any(folder)).differing)}
     if against == "good":
         return error_figures(compare_runs(folder, good).errors, "pair")
-    errors = program_errors(open_program_run(folder)) if program else recall(folder).errors
-    figures = error_figures(errors)
+    figures = error_figures(records_of(recall_any(folder)))
     return figures | ({"verdict": float(gate(folder).exit_code)} if criterion.name == "verdict" else {})
-
-
-def _differing(folder: Path, good: Path, program: bool) -> float:
-    """Return how many tensors of two runs are not the same bits."""
-    if program:
-        from precaudit.recording.programs.repeat import count_differing_values
-
-        return float(count_differing_values(open_program_run(good), open_program_run(folder)))
-    return float(count_differing(open_run(good), open_run(folder)))
 
 
 def points_for(criterion: Criterion, given: str | None) -> str | None:

@@ -8,12 +8,12 @@ import msgspec
 
 from precaudit.caching import DIAGNOSES, computed_by
 from precaudit.diagnosis.evidence.records import Kept
+from precaudit.recording.opening import manifest_of
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.lines import read_lines, write_lines
 
 NAME = "kept.json"
-MANIFESTS = ("run.json", "program.json")
 R = TypeVar("R", bound=Record)
 
 
@@ -36,8 +36,7 @@ def write_kept(folder: Path, name: str, records: Sequence[R]) -> tuple[R, ...]:
 
 def _identity(folder: Path) -> tuple[str, str]:
     """Return the hashes of a run's manifest, a model's or a program's, and of the code."""
-    manifest = next(p for name in MANIFESTS if (p := folder / name).is_file())
-    return file_hash(manifest), computed_by(DIAGNOSES)
+    return file_hash(manifest_of(folder)), computed_by(DIAGNOSES)
 
 
 def _read_identity(folder: Path) -> Kept | None:

@@ -43,12 +43,12 @@ class Comparison(Brief):
         return pairs_frame(self.prefill_decode)
 
 
-def recall(run: Path | str, held: bool = True) -> Comparison:
+def recall(run: Run | Path | str, held: bool = True) -> Comparison:
     """Return everything compare has written about a run; raises UserError when there is nothing, or of another run.
 
     ``held``: whether its records are in memory, or stay in their files (precaudit/schema/filed.py).
     """
-    opened = open_run(run, partial=True, held=held)
+    opened = run if isinstance(run, Run) else open_run(run, partial=True, held=held)
     before = read_compare_record(opened, by_this=False)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +12,11 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
-from precaudit.recording.dumps.runs import MANIFEST as DUMP
-from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported, is_imported, open_imported
+from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported
+from precaudit.recording.opening import AnyRun, manifest_of, open_any
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import (
-    MANIFEST,
-    Opened,
-    is_program_run,
-    judged_places,
-    not_taken,
-    open_program_run,
-    step_values,
-)
-from precaudit.recording.runs.reader import open_run
+from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.comparison.pairs import CaseSides, Side, side_of, sides_errors, token_notes
 from precaudit.schema.brief import Brief
@@ -79,19 +71,20 @@ def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, h
     memory, or stay in their file (precaudit/schema/filed.py). Raises UserError for what is no run, was altered, or has
     nothing in common with the other.
     """
-    sides = [_sides(Path(x)) for x in (run, against)]
+    both = [open_any(x, held=False) for x in (run, against)]
+    sides = [_sides(x) for x in both]
     programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in sides]
-    beside = tuple(_beside(Path(run), Path(against)))
+    beside = tuple(_beside(*both))
     if any(programs) and not all(programs):
         sides = [side if program else _as_calls(side) for side, program in zip(sides, programs, strict=True)]
     errors: Iterable[ErrorRecord] = ()
     notes: list[str] = []
     if not beside or all(side.cases for side in sides):  # a dump may hold reported numbers alone
         errors, notes = sides_errors(sides[0], sides[1], tell)
-    notes += _inputs(*map(open_program_run, (run, against))) if all(programs) else token_notes(*sides)
-    dumps = [open_imported(x) for x in (run, against) if is_imported(x)]
-    notes += [f"not in the dump: {text}" for dump in dumps for text in dump.record.absent]
-    folder = Path(run) / "against" / hashlib.sha256(_identity(Path(against)).encode()).hexdigest()[:8]
+    calls = [x for x in both if isinstance(x, Opened)]
+    notes += _inputs(*calls) if len(calls) == 2 else token_notes(*sides)
+    notes += [f"not in the dump: {text}" for x in both if isinstance(x, Imported) for text in x.record.absent]
+    folder = both[0].folder / "against" / hashlib.sha256(_identity(both[1].folder).encode()).hexdigest()[:8]
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors)
     filed = Filed(folder / "errors.jsonl", ErrorRecord)
@@ -99,22 +92,23 @@ def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, h
 
 
 def _identity(folder: Path) -> str:
-    manifest = next(name for name in ("run.json", MANIFEST, DUMP) if (folder / name).is_file())
-    return file_hash(folder / manifest)
+    return file_hash(manifest_of(folder))
 
 
-def _sides(folder: Path) -> CaseSides:
-    """Return a run of any kind, case by case; raises UserError for what is none."""
-    if is_imported(folder):
-        return _imported_side(open_imported(folder))
-    if is_program_run(folder):
-        return _program(open_program_run(folder))
-    run = open_run(folder, held=False)
+@singledispatch
+def _sides(run: Any) -> CaseSides:
+    """Return a run of any kind, case by case."""
+    raise TypeError(f"{type(run).__name__} is no run")
+
+
+@_sides.register
+def _(run: Run) -> CaseSides:
     part = run.by_prompt()
-    return CaseSides(folder, tuple(run.prompts), lambda case: side_of(Recorded.of(part(case))))
+    return CaseSides(run.folder, tuple(run.prompts), lambda case: side_of(Recorded.of(part(case))))
 
 
-def _imported_side(run: Imported) -> CaseSides:
+@_sides.register
+def _(run: Imported) -> CaseSides:
     index, tokens = run.index(), run.record.tokens
     cases: dict[str, dict[Place, DumpTensor]] = {}
     for place, t in index.items():
@@ -139,7 +133,8 @@ def _rowwise(place: Place) -> bool:
     return place.point in POINTS and POINTS[place.point].axes.startswith("T")
 
 
-def _program(run: Opened) -> CaseSides:
+@_sides.register
+def _(run: Opened) -> CaseSides:
     entries = {one.record.phase: one for one in run.entries}
     cases = tuple(dict.fromkeys(case for one in entries.values() for case in one.record.cases))
     return CaseSides(run.folder, cases, partial(_case, run, entries))
@@ -196,11 +191,11 @@ def _inputs(a: Opened, b: Opened) -> Iterator[str]:
             yield f"{case}: the inputs of the first call differ (leaves {', '.join(differ[:5])})"
 
 
-def _beside(run: Path, against: Path) -> Iterator[ReportedNumber]:
+def _beside(run: AnyRun, against: AnyRun) -> Iterator[ReportedNumber]:
     """Yield the numbers that a dump reports, with what compare wrote of the other run."""
     for dump, other in ((run, against), (against, run)):
-        if is_imported(dump) and (told := open_imported(dump).record.reported):
-            errors, pairs = other / "errors.jsonl", other / "prefill_decode.jsonl"
+        if isinstance(dump, Imported) and (told := dump.record.reported):
+            errors, pairs = other.folder / "errors.jsonl", other.folder / "prefill_decode.jsonl"
             written = read_lines(errors, ErrorRecord) if errors.is_file() else []
             views = read_lines(pairs, PrefillDecodeRecord) if pairs.is_file() else []
             for x in told:
