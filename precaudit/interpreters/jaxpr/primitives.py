@@ -112,10 +112,14 @@ TABLE: dict[str, Lifting] = {
 HEADER = """# What the FP64 shadow does with every primitive
 
 `precaudit.interpreters.jaxpr.shadow` evaluates a program's jaxpr with every float in FP64 and every complex number in
-complex128; integers, booleans and PRNG keys stay as they are. Four things happen to a primitive: **bound** again
-(the same primitive on FP64 operands, parameters that name a result's format raised; the result's shape and format
-are checked), lifted by a **rule**, entered as a **call**, or **refused**: `CannotLift` names it and the line of the
-program, and `--lift NAME=module:function` gives its meaning. A primitive that is not in this table is refused.
+complex128. Integers, booleans and PRNG keys stay as they are. One of four things happens to a primitive:
+
+- **bound**: the same primitive runs on FP64 operands. Parameters that name a result's format are raised, and the
+  result's shape and format are checked.
+- **rule**: a function of `rules.py` computes it in FP64.
+- **call**: its body is entered.
+- **refused**: `CannotLift` names it and the line of the program; `--lift NAME=module:function` gives its meaning. A
+  primitive that is not in this table is refused.
 
 Custom derivative rules count where a derivative is traced before the shadow: `shadow(grad(f))` has them,
 `grad(shadow(f))` is the derivative of the formula.
