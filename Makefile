@@ -163,6 +163,7 @@ bench: .venv/oracle
 	$(BIN)/python -m benchmarks.decoding
 	$(BIN)/python -m benchmarks.generating
 	$(BIN)/python -m benchmarks.judging
+	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.programs_speed
 	$(BIN)/python -m benchmarks.aligning
 	$(BIN)/python -m benchmarks.watching

@@ -45,6 +45,7 @@ EXAMPLES = {
         "precaudit lint --list",
     ),
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
+    "open": ("precaudit open runs/a", "precaudit open runs/a --layers 0:8 --phases decode"),
     "points": ("precaudit points examples/own_decoder.py:program",),
     "probe": (
         "precaudit probe",

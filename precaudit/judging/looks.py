@@ -1,12 +1,14 @@
-"""A look at a program's run: some layers, points and cases of it."""
+"""A look at a compared run: some layers, points, phases and cases of it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from precaudit.errors import UserError, nearest
 from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.reader import Run
+from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Texts, names_in, parse_layers
 
@@ -38,24 +40,52 @@ class Look:
         return [e for e in errors if self.holds(e)]
 
 
+@dataclass(frozen=True)
+class Nameable:
+    """What filters may name in a run: how many layers there are, points, phases as they are given, and cases.
+
+    ``phases``: the phase of records by what is written for it; ``words``: what a phase and a case are called.
+    """
+
+    layers: int
+    points: Sequence[str]
+    phases: Mapping[str, str]
+    cases: Sequence[str]
+    words: tuple[str, str]
+
+
+def nameable_in(run: Opened | Run) -> Nameable:
+    """Return what filters may name in a run, of a program or of a model."""
+    if isinstance(run, Run):
+        asked = run.record.requested
+        phases = {phase: phase for phase in asked.phases}
+        return Nameable(
+            int(run.record.model.config["layers"]), tuple(POINTS), phases, asked.prompts, ("phase", "prompt")
+        )
+    names = {p.name for one in run.entries for p in (*one.record.judged_points, *one.record.outputs)}
+    names |= {name.partition("#")[0] for name in names}
+    entries = {one.record.entry: one.record.phase for one in run.entries}
+    return Nameable(layers_of(run), sorted(names), entries, run.record.cases, ("entry point", "case"))
+
+
 def look_at(
-    opened: Opened, layers: Texts | None = None, points: Texts | None = None, phases: Texts | None = None,
+    opened: Opened | Run, layers: Texts | None = None, points: Texts | None = None, phases: Texts | None = None,
     prompt: Texts | None = None,
 ) -> Look | None:  # fmt: skip
     """Return a look at a run, as filters on the command line say it; None without any.
 
-    ``phases``: entry points; ``prompt``: cases. Raises UserError for what the run does not hold.
+    ``phases``: of a program entry points; ``prompt``: prompts or cases. Raises UserError for what the run does not
+    hold.
     """
     if all(x is None for x in (layers, points, phases, prompt)):
         return None
-    names = {p.name for one in opened.entries for p in (*one.record.judged_points, *one.record.outputs)}
-    names |= {name.partition("#")[0] for name in names}
-    wanted = None if layers is None else frozenset(parse_layers(_text(layers), layers_of(opened)))
-    of = _check_known(points, "point", sorted(names))
-    entries = {one.record.entry: one.record.phase for one in opened.entries}
-    at = _check_known(phases, "entry point", tuple(entries))
-    within = None if at is None else tuple(entries[name] for name in at)
-    cases = _check_known(prompt, "case", opened.record.cases)
+    known = nameable_in(opened)
+    a_phase, a_case = known.words
+    wanted = None if layers is None else frozenset(parse_layers(_text(layers), known.layers))
+    of = _check_known(points, "point", known.points)
+    at = _check_known(phases, a_phase, tuple(known.phases))
+    within = None if at is None else tuple(known.phases[name] for name in at)
+    cases = _check_known(prompt, a_case, known.cases)
     return Look(wanted, None if of is None or "all" in of else of, within, cases)
 
 

@@ -1,8 +1,10 @@
 """A run of any kind opened by its folder: of a model, of a program, or of tensors that another framework dumped."""
 
+import hashlib
 from pathlib import Path
 
 from precaudit.recording.dumps.runs import Imported, is_imported, open_imported
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
 from precaudit.recording.runs.reader import Run, open_run
 
@@ -41,3 +43,8 @@ def holds_run(x: object) -> bool:
 def manifest_of(folder: Path) -> Path:
     """Return the manifest of a run that was opened: the file whose hash is the run's identity."""
     return next(p for name in MANIFESTS if (p := folder / name).is_file())
+
+
+def against_folder(run: Path, other: Path) -> Path:
+    """Return where the records of a run against another lie: a folder for each other, named by its identity."""
+    return run / "against" / hashlib.sha256(file_hash(manifest_of(other)).encode()).hexdigest()[:8]

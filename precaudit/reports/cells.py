@@ -8,11 +8,9 @@ from typing import Any
 
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.references.attribution import attribute
 from precaudit.reports.digits import digits, short
 from precaudit.reports.headline import how_bad
-from precaudit.reports.summary import share_text
-from precaudit.schema.filed import of_kinds
+from precaudit.schema.filed import of_kinds, without_collector
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
 from precaudit.schema.places import ORDER, Place
@@ -77,6 +75,8 @@ class CellGroups:
     ``suspects``: (kind, place) of failures that something before them accounts for.
     """
 
+    names = tuple(KINDS)
+
     def __init__(self, suspects: Container[tuple[str, Place]] = ()) -> None:
         self._suspects = suspects
         self._groups: dict[str, dict[tuple[int | None, str], _Group]] = {name: {} for name in KINDS}
@@ -113,17 +113,20 @@ def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[st
 
 def map_cells(
     errors: Sequence[ErrorRecord], suspects: Container[tuple[str, Place]] = (), verdicts: Iterable[Verdict] = (),
-    told: Callable[[CellGroups], object] = lambda _: None, every: int = 1 << 12,
+    keeps: Callable[[ErrorRecord], bool] = lambda _: True, told: Callable[[CellGroups], object] = lambda _: None,
+    every: int = 1 << 10,
 ) -> dict[str, list[Cell]]:  # fmt: skip
     """Return the cells of all maps, in one pass over the records, every verdict of the gate in one of them.
 
-    ``told`` is called with what there is after so many records (``every``).
+    ``keeps``: whether a record is looked at; ``told`` is called with what there is after so many records (``every``).
     """
     groups = CellGroups(suspects)
-    for n, e in enumerate(of_kinds(errors, *MAP_OF), 1):
-        groups.add(e)
-        if n % every == 0:
-            told(groups)
+    with without_collector():
+        for n, e in enumerate(of_kinds(errors, *MAP_OF), 1):
+            if keeps(e):
+                groups.add(e)
+            if n % every == 0:
+                told(groups)
     return with_verdicts({name: groups.cells(name) for name in KINDS}, verdicts)
 
 
@@ -240,7 +243,8 @@ def _slices(e: ErrorRecord) -> str:
 
 
 def _sizes(e: ErrorRecord) -> str:
-    known = "" if e.rel_l2 is None else f"relative error {short(e.rel_l2)}, largest difference {short(e.max_diff)}"
+    known = "" if e.rel_l2 is None else f"relative error {short(e.rel_l2)}"
+    known += "" if e.max_diff is None else f", largest difference {short(e.max_diff)}"
     return known + (f"; {e.nonfinite} elements are NaN or infinite" if e.nonfinite else "")
 
 
@@ -259,12 +263,15 @@ def _status_text(e: ErrorRecord) -> str:
 
 def _explanation(e: ErrorRecord) -> str:
     """Return who explains a local error and how much of it, or a forward error's size beside the policy's."""
-    if e.kind in ("state", "sums", "product"):
+    if e.kind in ("state", "sums", "product", "pair"):
         return ""
     if e.kind == "formula":
         return "not by rounding: FP64 of the program against FP64 of its reference"
     if e.kind == "forward":
         return "" if e.ratio is None else f"{digits(e.ratio)} × what rounding by the declared policy makes"
+    from precaudit.references.attribution import attribute  # NumPy, which a screen of cells needs not
+    from precaudit.reports.summary import share_text
+
     a = attribute(e)
     if a is None:
         return "unknown"
@@ -280,7 +287,8 @@ def _explanation(e: ErrorRecord) -> str:
 def _element(e: ErrorRecord) -> str:
     if e.worst is None:
         return ""
-    return f"{list(e.worst.index)}: candidate {_six(e.worst.candidate)}, FP64 {_six(e.worst.reference)}"
+    other = "the other run" if e.kind == "pair" else "FP64"
+    return f"{list(e.worst.index)}: candidate {_six(e.worst.candidate)}, {other} {_six(e.worst.reference)}"
 
 
 def _six(x: Number | Any) -> str:

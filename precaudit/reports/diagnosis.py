@@ -11,6 +11,7 @@ from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.evidence.closure import Closure
 from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
 from precaudit.reports.digits import short
+from precaudit.reports.findings import first_of
 from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.graphs.decoder import POINTS, STREAM
@@ -73,13 +74,6 @@ def verdict(found: Diagnosis) -> Headline:
     other = besides(found.compared.run.record.policy)
     explains = f"rounding and {other} explain" if other else "rounding explains"
     return Headline("✓", f"{explains} all {found.judged:,} errors that were judged.")
-
-
-def first_of(findings: Sequence[Finding]) -> Headline:
-    """Return the sentence on the first finding, and how many more there are."""
-    f, n = findings[0], len(findings) - 1
-    more = f" {n} more {'findings' if n > 1 else 'finding'}." if n else ""
-    return Headline("✗", f"{point_text(f)}, {' and '.join(f.phases)}: {f.says}.{more}")
 
 
 def sound(found: Diagnosis, verbose: bool = True) -> str:

@@ -2,11 +2,15 @@
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from math import hypot, inf, isfinite
 from typing import Any
 
 from precaudit.judging.pooled import PairMedian, PairPool
+from precaudit.judging.verdicts import STATUSES, Status
+from precaudit.reports.cells import Cell
 from precaudit.reports.digits import digits
 from precaudit.reports.report import Headline
 from precaudit.schema.filed import of_kinds
@@ -73,6 +77,31 @@ def difference_verdict(
         return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
     told += f", no more than rounding makes: at most {digits(largest)} × that (limit {limit:g})"
     return Headline("?", f"{told}; but {weights}.") if weights else Headline("✓", f"{told}.")
+
+
+def pair_cells(pairs: Sequence[ErrorRecord], mine: Known, other: Known) -> list[Cell]:
+    """Return a cell for each layer and point of run A against run B: the record that differs most.
+
+    ``size``: times what both policies' rounding makes, as ``difference_verdict`` has it; ``mine``, ``other``: the
+    records of each against FP64, None where that is not known.
+    """
+    noises = None if mine is None or other is None else (_Noises(mine), _Noises(other))
+    limit, worst = default_limits().ratio.value, dict[tuple[int | None, str], tuple[tuple[int, float], Cell]]()
+    counts: dict[tuple[int | None, str], Counter[str]] = {}
+    for e in pairs:
+        size = None if e.numberless is not None else 0.0 if not _differs(e) else _times(e, *noises) if noises else None
+        status: Status = "nonfinite" if e.nonfinite else "unknown" if size is None else (
+            "pass" if size <= limit else "fail"
+        )  # fmt: skip
+        key, known = (e.layer, e.point), e.numberless is None
+        told = f"relative difference {digits(e.rel_l2)}" if known else ""
+        cell = Cell(e.layer, e.point, status, size, e, {}, told)
+        found = counts.setdefault(key, Counter())
+        found[status] += 1
+        rank = -STATUSES.index(status), -1.0 if size is None else size
+        if key not in worst or rank > worst[key][0]:
+            worst[key] = rank, cell
+    return [replace(cell, counts=counts[key]) for key, (_, cell) in worst.items()]
 
 
 def _median_sentence(medians: Sequence[PairMedian]) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.judgement import Judgement
 from precaudit.reports.judgement import group_verdicts
+from precaudit.reports.report import Headline
 from precaudit.schema.places import point_text
 
 Place = tuple[int | None, str]  # a layer and a point
@@ -14,6 +15,13 @@ Causes = Mapping[Place, tuple[str, ...]]
 def cause_text(f: Finding) -> str:
     """Return a finding in one line: its cause, where it is and what was measured, and what to change."""
     return f"{f.cause}: {point_text(f)}: {f.says}" + (f"; change: {f.fix}" if f.fix else "")
+
+
+def first_of(findings: Sequence[Finding]) -> Headline:
+    """Return the sentence on the first finding, and how many more there are."""
+    f, n = findings[0], len(findings) - 1
+    more = f" {n} more {'findings' if n > 1 else 'finding'}." if n else ""
+    return Headline("✗", f"{point_text(f)}, {' and '.join(f.phases)}: {f.says}.{more}")
 
 
 def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:
@@ -35,6 +43,7 @@ def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:
     return {at: tuple(texts) for at, texts in found.items()}
 
 
-def findings_at(found: Sequence[Finding] | None, layer: int | None, point: str) -> list[Finding]:
-    """Return the findings of a layer and point, of those that diagnosis wrote (None: nothing)."""
-    return [f for f in found or () if f.point == point and layer in (f.layer, *f.layers)]
+def causes_at(causes: Causes, found: Sequence[Finding] | None, layer: int | None, point: str) -> list[str]:
+    """Return what diagnosis says of a layer and point: the findings there, else what ``causes_by_place`` has."""
+    here = [f for f in found or () if f.point == point and layer in (f.layer, *f.layers)]
+    return [cause_text(f) for f in here] or list(causes.get((layer, point), ()))

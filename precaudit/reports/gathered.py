@@ -24,20 +24,13 @@ R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """A compared run and what else is known of it; ``findings``, ``shares``, ``remedies``: None where not diagnosed.
-
-    Either ``compared`` (of a model) or ``program`` is there.
-    """
+class Recalled:
+    """What compare wrote of a run, not judged yet. Either ``compared`` (of a model) or ``program`` is there."""
 
     folder: Path
     errors: Sequence[ErrorRecord]
-    judgement: Judgement
     compared: Comparison | None
     program: Opened | None
-    findings: tuple[Finding, ...] | None
-    shares: tuple[Shares, ...] | None
-    remedies: tuple[Remedy | LineRemedy, ...] | None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -48,6 +41,16 @@ class Gathered:
         assert self.compared is not None
         return self.compared.run.record
 
+
+@dataclass(frozen=True)
+class Gathered(Recalled):
+    """A compared run and what else is known of it; ``findings``, ``shares``, ``remedies``: None where not diagnosed."""
+
+    judgement: Judgement = field(kw_only=True)
+    findings: tuple[Finding, ...] | None = None
+    shares: tuple[Shares, ...] | None = None
+    remedies: tuple[Remedy | LineRemedy, ...] | None = None
+
     def suspects(self) -> UniqueHashes:
         """Return (kind, place) of every failure that something before it accounts for."""
         found = UniqueHashes()
@@ -56,25 +59,37 @@ class Gathered:
         return found
 
 
+def recall_run(folder: Path) -> Recalled:
+    """Read what compare wrote of a run; raises UserError for what was not compared, or was altered."""
+    found = recall_any(folder)
+    if not isinstance(found, Opened):
+        return Recalled(folder, found.errors, found, None)
+    sources = {p.name: p.source for p in (*found.record.points, *found.record.outputs) if p.source}
+    return Recalled(folder, filed_errors(found), None, found, sources)
+
+
 def gather_run(folder: Path) -> Gathered:
-    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered.
+    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered."""
+    return gather(recall_run(folder))
+
+
+def gather(run: Recalled) -> Gathered:
+    """Judge what compare wrote of a run, and read what diagnose wrote; raises UserError as ``gather_run``.
 
     Findings that the verdict contradicts are of another comparison or of a part, and are left out: errors that are off
     where none is, or nothing where something fails.
     """
-    found = recall_any(folder)
-    said = gate(folder if isinstance(found, Opened) else found)
-    if isinstance(found, Opened):
-        opened = found
-        sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
-        return Gathered(
-            folder, filed_errors(opened), said, None, opened, findings_of(folder, said),
-            _of_run(folder, MANIFEST, "shares", Shares),
-            _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
-        )  # fmt: skip
+    said = gate(run.folder if run.compared is None else run.compared)
+    manifest = "run.json" if run.program is None else MANIFEST
+    changes = (
+        _of_run(run.folder, manifest, "remedies", Remedy)
+        if run.program is None
+        else _of_run(run.folder, manifest, "lines", LineRemedy)
+    )
     return Gathered(
-        folder, found.errors, said, found, None, findings_of(folder, said),
-        _of_run(folder, "run.json", "shares", Shares), _of_run(folder, "run.json", "remedies", Remedy),
+        run.folder, run.errors, run.compared, run.program, run.sources, judgement=said,
+        findings=findings_of(run.folder, said), shares=_of_run(run.folder, manifest, "shares", Shares),
+        remedies=changes,
     )  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import Cell, first_map, map_cells, story, weight
-from precaudit.reports.diagnosis import findings_section, first_of, shares_text
+from precaudit.reports.diagnosis import findings_section, shares_text
 from precaudit.reports.digits import short
 from precaudit.reports.escaping import escape_html, script
-from precaudit.reports.findings import findings_at
+from precaudit.reports.findings import Causes, causes_at, causes_by_place, first_of
 from precaudit.reports.fitting import Table
 from precaudit.reports.gathered import Gathered, gather_run
 from precaudit.reports.headline import headline as judged
@@ -154,20 +154,21 @@ def _of_points(every: Sequence[Cell]) -> list[Cell]:
 
 def _stories(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
     """Return the stories of all cells, and which of each map is told first: the worst."""
+    causes = causes_by_place(found.judgement, found.findings or ())
     stories: dict[str, Any] = {}
     first: dict[str, int] = {}
     for kind, its in shown.items():
         if its:
             first[kind] = its.index(max(its, key=weight))
             told = [(c, story(c, found.sources)) for c in its]
-            stories[kind] = [[c.mark, lines[0], *_causes(found, c), *lines[1:]] for c, lines in told]
+            stories[kind] = [[c.mark, lines[0], *_causes(found, causes, c), *lines[1:]] for c, lines in told]
     return {"stories": stories, "first": first}
 
 
-def _causes(found: Gathered, c: Cell) -> list[tuple[str, str]]:
+def _causes(found: Gathered, causes: Causes, c: Cell) -> list[tuple[str, str]]:
     """Return what diagnosis says of a cell that does not pass."""
-    here = findings_at(found.findings, c.layer, c.point) if c.status != "pass" else []
-    return [("cause", f"{f.kind}: {f.cause}; {f.says}") for f in here]
+    here = causes_at(causes, found.findings, c.layer, c.point) if c.status != "pass" else []
+    return [("cause", text) for text in here]
 
 
 def _sentences(found: Gathered) -> list[str]:

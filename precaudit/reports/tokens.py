@@ -75,14 +75,17 @@ def _kls(errors: Sequence[ErrorRecord], wanted: Container[tuple[str, int]]) -> d
 
 def _token(run: Run, key: tuple[str, int], ratio: float, e: ErrorRecord, kl: float | None, text: Text | None) -> Token:
     prompt, position = key
-    ids, show = token_ids(run, prompt), text or _ids
+    return Token(prompt, position, *in_context(token_ids(run, prompt), position, text), ratio, Place.of(e), kl)
+
+
+def in_context(ids: Mapping[int, int], position: int, text: Text | None) -> tuple[str, str, str]:
+    """Return what stands before a position, its token, and what follows; ``text``: makes text of ids, None: they."""
+    show = text or _ids
     back, ahead = WINDOW[text is not None]
     before = [ids[i] for i in range(max(0, position - back), position) if i in ids]
     after = [ids[i] for i in range(position + 1, position + 1 + ahead) if i in ids]
     this = _visible(show([ids[position]])) if position in ids else "?"
-    return Token(
-        prompt, position, _line(show(before))[-WIDTH[0]:], this, _line(show(after))[: WIDTH[1]], ratio, Place.of(e), kl
-    )  # fmt: skip
+    return _line(show(before))[-WIDTH[0]:], this, _line(show(after))[: WIDTH[1]]  # fmt: skip
 
 
 def _line(text: str) -> str:

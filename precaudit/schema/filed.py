@@ -127,6 +127,18 @@ def of_kinds(errors: Sequence[ErrorRecord], *kinds: str) -> Iterator[ErrorRecord
     return (e for e in errors if e.kind in kinds)
 
 
+def of_place(errors: Sequence[ErrorRecord], layer: int | None, point: str) -> Iterator[ErrorRecord]:
+    """Yield the error records of a layer and point; of a file, other lines are not parsed, as ``of_kinds`` has it."""
+    if isinstance(errors, Filed):
+        number = b"null" if layer is None else b"%d" % layer
+        found: Iterator[ErrorRecord] = (
+            e for _, e in errors.with_lines(b'"layer":%s,"point":%s' % (number, msgspec.json.encode(point)))
+        )
+    else:
+        found = iter(errors)
+    return (e for e in found if (e.layer, e.point) == (layer, point))
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Switch cyclic garbage collection off: records hold no cycles, and scanning them takes a third of the time."""

@@ -19,6 +19,7 @@ HEAVY = {
     "jax": JAX,
     "pandas": ("schema/frames.py", "reports/"),
     "rich": ("reports/", "cli/"),
+    "textual": ("reports/session/",),
     "click": ("cli/",),
     "transformers": ("models/checkpoints/",),
     "torch": (),

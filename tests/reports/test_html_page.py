@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -22,14 +21,12 @@ import precaudit
 from precaudit.cli import run
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.judging.verdicts import Verdict
-from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program as trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.written import recall
-from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
-from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.compare import CompareOptions
 from precaudit.references.comparison.programs import compare_program as compare_program
 from precaudit.reports import charts, html
 from precaudit.reports.cells import cells, first_map, map_cells, story
@@ -70,17 +67,6 @@ def write_diagnosis(folder, text, manifest="run.json"):
     write_lines(folder / "shares.jsonl", [share, msgspec.structs.replace(share, run="another", prompt="other run's")])
     write_lines(folder / ("remedies.jsonl" if manifest == "run.json" else "lines.jsonl"),
                 [remedy if manifest == "run.json" else line])  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory):
-    """Return a compared run of tiny, its last two layers and all points, not diagnosed."""
-    folder = tmp_path_factory.mktemp("html")
-    select = Selection.parse(layers="3:5", points="all", phases="prefill,decode")
-    prompts = [Prompt(id="a", prompt="x = 1"), Prompt(id=BAD, prompt=f"y {BAD[:40]}")]
-    made = trace(load("tiny", "bf16", None, "cpu"), folder / "run", prompts, select, TraceOptions(2))
-    compare(made, options=CompareOptions(accum=(), cache=folder / "refs"))
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -308,23 +294,6 @@ def test_words_are_those_of_the_glossary():
 
 
 # Programs
-
-
-@pytest.fixture(scope="module")
-def program_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("program") / "run"
-
-    def call(params, x):
-        def layer(x, w):
-            return x + jnp.tanh(x) @ w, None
-
-        x, _ = jax.lax.scan(layer, x, params["mlp"])
-        return x @ params["mlp"][0]
-
-    weights = {"mlp": jax.random.normal(jax.random.key(0), (3, 8, 8), jnp.bfloat16)}
-    program = Program(call, weights, {BAD: (jnp.ones((4, 8), jnp.bfloat16),)}, outputs="y")
-    compare_program(trace_program(program, folder), program)
-    return folder
 
 
 def test_a_program_s_run(program_run, tmp_path):

@@ -1,6 +1,5 @@
 """Two runs of any kind against each other: a model's, a program's, an imported dump. No JAX."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
@@ -13,8 +12,7 @@ from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported
-from precaudit.recording.opening import AnyRun, manifest_of, open_any
-from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.opening import AnyRun, against_folder, open_any
 from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
@@ -84,15 +82,11 @@ def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, h
     calls = [x for x in both if isinstance(x, Opened)]
     notes += _inputs(*calls) if len(calls) == 2 else token_notes(*sides)
     notes += [f"not in the dump: {text}" for x in both if isinstance(x, Imported) for text in x.record.absent]
-    folder = both[0].folder / "against" / hashlib.sha256(_identity(both[1].folder).encode()).hexdigest()[:8]
+    folder = against_folder(both[0].folder, both[1].folder)
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors)
     filed = Filed(folder / "errors.jsonl", ErrorRecord)
     return Between(tuple(filed) if held else filed, tuple(notes), beside, folder)
-
-
-def _identity(folder: Path) -> str:
-    return file_hash(manifest_of(folder))
 
 
 @singledispatch

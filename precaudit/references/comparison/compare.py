@@ -1,6 +1,5 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,7 +16,7 @@ from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_sourc
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
-from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.opening import against_folder
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison, read_compare_record
@@ -249,8 +248,7 @@ def _pair(run: Run, against: Run, select: Selection | None, options: CompareOpti
                     if POINTS[point].per_layer == (layer is not None):
                         yield from pair_errors(a, b, Place(prompt, phase, 0, layer, point))
 
-    other = hashlib.sha256(file_hash(against.folder / "run.json").encode()).hexdigest()[:8]
-    folder = run.folder / "against" / other
+    folder = against_folder(run.folder, against.folder)
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors())
     filed = Filed(folder / "errors.jsonl", ErrorRecord)

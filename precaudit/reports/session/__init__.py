@@ -1,0 +1,1 @@
+"""``precaudit open``: a run as one sitting in a terminal. textual is imported by ``app`` and ``widgets`` alone."""

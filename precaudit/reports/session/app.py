@@ -1,0 +1,294 @@
+"""The sitting itself: a run's heat map, the story of the cell at the cursor, and the commands on what is selected."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
+from textual.suggester import SuggestFromList
+from textual.widgets import Footer, Input, Static
+from textual.worker import get_current_worker
+
+from precaudit.errors import UserError
+from precaudit.recording.opening import against_folder
+from precaudit.reports.cells import Cell
+from precaudit.reports.escaping import terminal_line
+from precaudit.reports.gathered import recall_run
+from precaudit.reports.provenance import subtitle, title
+from precaudit.reports.report import COLOURS
+from precaudit.reports.session.filters import Filters, command_line, look_of, narrowed, parse_filters
+from precaudit.reports.session.grid import grid_of
+from precaudit.reports.session.jobs import run_command
+from precaudit.reports.session.reading import AGAINST, Shown, being_recorded, paused, read_run, signature
+from precaudit.reports.session.stories import first_lines, worst_tokens
+from precaudit.reports.session.widgets import HeatMap, OutputScreen, StoryScreen, labelled
+from precaudit.reports.tokens import Text as Tokenized
+from precaudit.reports.tokens import text_of
+from precaudit.schema.filed import Filed
+from precaudit.schema.records.errors import ErrorRecord
+
+LOOK = 1.0  # seconds between looks at whether something was written
+ASKS = {"filter": "--layers 0:2 --points q,k --phases decode --prompt a   (nothing: all)",
+        "compare": "the folder of another run"}  # fmt: skip
+
+
+class _Stopped(Exception):
+    """What was being read is no longer wanted."""
+
+
+class Sitting(App[None]):
+    """A compared run as one sitting.
+
+    ``commands``: what was written down with x, a line each; ``refused``: why it could not be opened.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #title { height: 1; text-style: bold; }
+    #verdict { height: auto; max-height: 3; }
+    #bar { height: 1; color: $text-muted; }
+    HeatMap { height: 1fr; min-height: 5; }
+    #story { height: auto; max-height: 7; border-top: solid $panel; text-wrap: nowrap; text-overflow: ellipsis; }
+    #title, #bar { text-wrap: nowrap; text-overflow: ellipsis; }
+    #ask { display: none; height: 3; }
+    #box { width: 100%; height: 100%; padding: 0 1; background: $surface; border: round $primary; }
+    #log { height: 1fr; }
+    .quiet { color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "ask('filter')", "Filter", key_display="/"),
+        Binding("enter", "story", "Story"),
+        Binding("d", "diagnose", "Diagnose"),
+        Binding("c", "ask('compare')", "Compare"),
+        Binding("x", "command", "Command"),
+        Binding("tab", "next_map", "Map", priority=True),
+        Binding("escape", "close", show=False),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, folder: Path, filters: Filters) -> None:
+        super().__init__()
+        self.folder, self.filters = folder, filters
+        self.shown = Shown()
+        self.kind, self.chosen = "local", False  # which map, and whether somebody has moved or chosen one
+        self.other: Path | None = None
+        self.commands: list[str] = []
+        self.refused = ""
+        self._seen = signature(folder)
+        self._asking = ""
+        self._text: dict[str, Tokenized | None] = {}
+
+    def compose(self) -> ComposeResult:
+        """Return the widgets from the top down."""
+        yield Static(id="title", markup=False)
+        yield Static(id="verdict", markup=False)
+        yield Static(id="bar", markup=False)
+        yield HeatMap()
+        yield Static(id="story", markup=False)
+        yield Input(id="ask")
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begin to read, and to look whether something is written."""
+        self.query_one(HeatMap).focus()
+        self.show(Shown())
+        self.read()
+        self.set_interval(LOOK, self.look_again)
+
+    # what is read
+
+    @work(thread=True, exclusive=True, group="reading")
+    def read(self) -> None:
+        """Read the run in a thread, and show what there is as it comes."""
+        worker, seen = get_current_worker(), signature(self.folder)
+
+        def show(x: Shown) -> None:
+            if worker.is_cancelled:
+                raise _Stopped
+            self.call_from_thread(self.show, x)
+
+        try:
+            show(read_run(recall_run(self.folder), self.filters, self.other, show))
+            self._seen = seen
+        except UserError as error:
+            if not worker.is_cancelled:
+                self.call_from_thread(self.cannot, str(error))
+        except _Stopped:
+            return
+
+    def look_again(self) -> None:
+        """Read the run again where something beside it was written."""
+        found = signature(self.folder)
+        if found != self._seen and not any(w.group == "reading" and w.is_running for w in self.workers):
+            self._seen = found
+            self.read()
+
+    def cannot(self, why: str) -> None:
+        """Show why the run cannot be read: it is being recorded, or compared anew; else leave."""
+        if self.shown.run is not None:
+            return self.show(paused(self.shown, why))
+        if (told := being_recorded(self.folder)) is None and not self.shown.waiting:
+            self.refused = why
+            return self.exit()
+        return self.show(Shown(waiting=told or why))
+
+    def show(self, shown: Shown) -> None:
+        """Show what was read so far, the cursor where it was, or on the worst cell where nobody has moved it."""
+        self.shown = shown
+        if not self.chosen or (shown.judged is not None and not shown.maps.get(self.kind)):
+            self.kind = shown.first
+        heat, cell = self.query_one(HeatMap), self.query_one(HeatMap).cell
+        grid = grid_of(self.kind, shown.maps, shown.order)
+        heat.show(grid, grid.find(cell) if self.chosen and cell is not None else grid.worst)
+        self._head()
+
+    def _head(self) -> None:
+        run, said = self.shown.run, self.shown.headline
+        named = str(self.folder) if run is None else f"{title(run.record)} · {subtitle(run.record)}"
+        self.query_one("#title", Static).update(Text(terminal_line(named)))
+        colour = COLOURS[said.mark] if self.shown.judged is not None else ""
+        self.query_one("#verdict", Static).update(Text(terminal_line(said.text), f"bold {colour}"))
+        self._bar()
+
+    def _bar(self) -> None:
+        """Show which map it is, the filters, and how many of its records there are of each status."""
+        text = Text()
+        for name, its in self.shown.maps.items():
+            if its:
+                text.append(f" {name} ", "reverse" if name == self.kind else "")
+                text.append(" ")
+        told = self.shown.waiting or ", ".join(filter(None, (self.filters.text, self.shown.counts(self.kind))))
+        self.query_one("#bar", Static).update(text.append(terminal_line(told)))
+
+    def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
+        """Tell the first lines of the story of the cell at the cursor, which stays where somebody has moved it."""
+        self.chosen = self.chosen or event.by_hand
+        cell, run = self.query_one(HeatMap).cell, self.shown.run
+        lines = [] if cell is None or run is None else first_lines(run, cell, self.shown.causes_of(cell))
+        try:
+            self.query_one("#story", Static).update(labelled(lines))
+        except NoMatches:  # it closes
+            return
+
+    # what the keys do
+
+    def action_next_map(self) -> None:
+        """Show the next map that has cells."""
+        names = [name for name, its in self.shown.maps.items() if its]
+        if names:
+            self.kind = names[(names.index(self.kind) + 1) % len(names)] if self.kind in names else names[0]
+            self.chosen = True
+            self.show(self.shown)
+
+    def action_ask(self, what: str) -> None:
+        """Ask for filters, or for another run."""
+        self._asking = what
+        ask = self.query_one("#ask", Input)
+        ask.placeholder, ask.value = ASKS[what], self.filters.text if what == "filter" else ""
+        ask.suggester = None if what == "filter" else SuggestFromList(_runs_beside(self.folder))
+        ask.display = True
+        ask.focus()
+
+    def action_close(self) -> None:
+        """Ask no more."""
+        self.query_one("#ask", Input).display = False
+        self.query_one(HeatMap).focus()
+        self._bar()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Filter, or compare with the run that was named."""
+        try:
+            if self._asking == "filter":
+                self._filter(event.value)
+            elif event.value.strip():
+                self._compare(Path(event.value.strip()).expanduser())
+        except UserError as error:
+            return self.notify(terminal_line(str(error)), severity="error", markup=False)
+        return self.action_close()
+
+    def _filter(self, text: str) -> None:
+        filters = parse_filters(text)
+        if self.shown.run is not None:
+            look_of(self.shown.run, filters)
+        self.filters, self.chosen = filters, False
+        self.read()
+
+    def _compare(self, other: Path) -> None:
+        if not other.is_dir():
+            raise UserError(f"{other}: no run here")
+        self._run(["compare", str(self.folder), str(other)], other)
+
+    def action_diagnose(self) -> None:
+        """Diagnose what is selected."""
+        if cells := self._cells():
+            self._run(command_line("diagnose", self.folder, self._selected(cells)))
+
+    def action_command(self) -> None:
+        """Write the selection as a command line: here, to the clipboard, and on the terminal when the sitting ends."""
+        if not (cells := self._cells()):
+            return
+        line = f"precaudit {shlex.join(command_line('compare', self.folder, self._selected(cells)))}"
+        self.commands.append(line)
+        self.copy_to_clipboard(line)
+        self.notify(terminal_line(line), title="copied; printed when you leave", markup=False)
+
+    def _cells(self) -> list[Cell]:
+        """Return what is selected; where nothing is there, say so."""
+        cells = self.query_one(HeatMap).selected
+        if not cells:
+            self.notify("no record is here: move to a cell first", severity="warning")
+        return cells
+
+    def _selected(self, cells: Sequence[Cell]) -> Filters:
+        return narrowed(self.filters, (c.layer for c in cells), (c.point for c in cells))
+
+    def action_story(self) -> None:
+        """Tell all there is of the cell at the cursor."""
+        cell, run = self.query_one(HeatMap).cell, self.shown.run
+        if cell is not None and run is not None:
+            screen = StoryScreen(first_lines(run, cell, self.shown.causes_of(cell)))
+            self.push_screen(screen)
+            self._tell_tokens(screen)
+
+    @work(thread=True, group="story")
+    def _tell_tokens(self, screen: StoryScreen) -> None:
+        cell, run = self.query_one(HeatMap).cell, self.shown.run
+        if cell is None or run is None:
+            return
+        if "of" not in self._text:
+            self._text["of"] = None if run.compared is None else text_of(run.compared.run)
+        look = look_of(run, self.filters)
+        errors: Sequence[ErrorRecord] = run.errors
+        try:
+            if self.kind == AGAINST and self.other is not None:
+                errors = Filed(against_folder(run.folder, self.other) / "errors.jsonl", ErrorRecord)
+            keeps = (lambda _: True) if look is None else look.holds
+            found = worst_tokens(run, errors, self.kind, cell, keeps, self._text["of"])
+        except UserError as error:
+            found = [("tokens", str(error))]
+        if screen.is_attached:
+            self.call_from_thread(screen.tell, found)
+
+    @work(group="command", exclusive=True)
+    async def _run(self, words: Sequence[str], other: Path | None = None) -> None:
+        """Run a command and show what it prints; ``other``: its map is shown once it has ended well."""
+        screen = OutputScreen(shlex.join(["precaudit", *words]))
+        worker = get_current_worker()
+        await self.push_screen(screen, lambda _: worker.cancel())
+        code = await run_command(words, max(self.size.width - 6, 40), screen.say)
+        screen.end(code)
+        if other is not None and code == 0:
+            self.other, self.kind, self.chosen = other, AGAINST, True
+            self.read()
+
+
+def _runs_beside(folder: Path) -> list[str]:
+    """Return the runs that lie beside one, as they are named from here."""
+    names = ("run.json", "program.json", "dump.json")
+    here = sorted(p for p in folder.parent.iterdir() if p != folder and any((p / name).is_file() for name in names))
+    return [str(p) for p in here]

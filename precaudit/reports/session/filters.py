@@ -1,0 +1,83 @@
+"""What a sitting shows and hands to other commands: filters as the command line has them."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from precaudit.errors import UserError, nearest
+from precaudit.judging.looks import Look, look_at
+from precaudit.reports.gathered import Recalled
+from precaudit.schema.places import row_spans
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters as they are written after ``--layers``, ``--points``, ``--phases`` and ``--prompt``; None: all."""
+
+    layers: str | None = None
+    points: str | None = None
+    phases: str | None = None
+    prompt: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """They as words of a command line."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return [word for name, text in given if text is not None for word in (f"--{name}", text)]
+
+    @property
+    def text(self) -> str:
+        """They as one writes them."""
+        return shlex.join(self.options)
+
+
+def parse_filters(text: str) -> Filters:
+    """Return the filters in ``--layers 0:2 --points q,k``, dashes or none; raises UserError for anything else."""
+    names = tuple(f.name for f in fields(Filters))
+    try:
+        words = [part for word in shlex.split(text) for part in _halves(word)]
+    except ValueError as error:
+        raise UserError(f"{text!r}: {error}") from None
+    given: dict[str, str] = {}
+    while words:
+        name = words.pop(0).lstrip("-")
+        if name not in names:
+            raise UserError(f"no filter {name!r}{nearest(name, names)}; such as --layers 0:2 --points q,k")
+        if not words:
+            raise UserError(f"--{name} needs a value")
+        given[name] = words.pop(0)
+    return Filters(**given)
+
+
+def _halves(word: str) -> list[str]:
+    """Return ``--layers=0:2`` as the two words that it stands for; a point's name may hold ``=``."""
+    name, equals, rest = word.partition("=")
+    return [name, rest] if equals and name.startswith("--") else [word]
+
+
+def look_of(run: Recalled, filters: Filters) -> Look | None:
+    """Return what filters leave of a run, None where there are none; raises UserError for what the run lacks."""
+    if run.program is not None:
+        return look_at(run.program, *_texts(filters))
+    assert run.compared is not None
+    return look_at(run.compared.run, *_texts(filters))
+
+
+def _texts(filters: Filters) -> tuple[str | None, ...]:
+    return filters.layers, filters.points, filters.phases, filters.prompt
+
+
+def narrowed(filters: Filters, layers: Iterable[int | None], points: Iterable[str]) -> Filters:
+    """Return filters of some cells: their layers and points, and the phases and prompts as they were.
+
+    What lies outside layers is in no filter of layers.
+    """
+    within = sorted({i for i in layers if i is not None})
+    spans = (f"{a}:{b}" if b - a > 1 else str(a) for a, b in row_spans(within))
+    return Filters(",".join(spans) or None, ",".join(dict.fromkeys(points)) or None, filters.phases, filters.prompt)
+
+
+def command_line(command: str, run: Path, filters: Filters) -> list[str]:
+    """Return the words of a command on what is selected, after ``precaudit``."""
+    return [command, str(run), *filters.options]
