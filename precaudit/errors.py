@@ -30,6 +30,12 @@ class CannotJudge(PrecauditError):
     exit_code = 3
 
 
+class ToldElsewhere(PrecauditError):
+    """Another of several processes says what is wrong; this one says nothing and ends with the same code."""
+
+    exit_code = 2
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean 'scores'?``, or the known words when none is close."""
     words = sorted(known)

@@ -84,7 +84,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="precaudit")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code and (hosts := sys.modules.get("precaudit.recording.runs.hosts")) is not None and hosts.hosts_here().several:
+        hosts.hosts_here().leave(code)  # the others may wait for what does not come
+    sys.exit(code)
 
 
 def _spelt(error: UnicodeError) -> tuple[str, int]:
@@ -96,7 +99,7 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
-    from precaudit.errors import PrecauditError, enough_memory
+    from precaudit.errors import PrecauditError, ToldElsewhere, enough_memory
     from precaudit.interpreters.tpu.environment import allow_libtpu
     from precaudit.numbers.allocation import share_freed_memory
 
@@ -115,7 +118,8 @@ def run(arguments: list[str]) -> int:
     except PrecauditError as error:
         from precaudit.reports.escaping import terminal_line
 
-        click.echo(f"precaudit: {terminal_line(str(error))}", err=True)
+        if not isinstance(error, ToldElsewhere):
+            click.echo(f"precaudit: {terminal_line(str(error))}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _exit_interrupted()

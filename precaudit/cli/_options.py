@@ -84,6 +84,9 @@ def given_options(context: click.Context) -> dict[str, str]:
     }
 
 
+SILENT = False  # of several processes, all but the first
+
+
 def leave_out(context: click.Context, names: Iterable[str], why: str) -> None:
     """Raise UserError where the command line gives one of these parameters, which are of no use here."""
     from precaudit.errors import UserError
@@ -116,7 +119,7 @@ def say(text: str, err: bool = False) -> None:
     """Print one line, whatever it quotes made harmless; what goes to stderr, above a bar that is shown there."""
     from precaudit.reports.escaping import terminal_line
 
-    if not (err and above(terminal_line(text))):
+    if not SILENT and not (err and above(terminal_line(text))):
         click.echo(terminal_line(text), file=_stream(err))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from precaudit.cli._hosts import NAMES, hosts_options
 from precaudit.cli._options import deliver, given_options, leave_out, progress_bar, say, selection_options
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
               help="Of a program: its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
+@hosts_options
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
 @click.pass_context
@@ -236,7 +238,7 @@ def _program(
         "resume",
         "strict",
     }
-    itself |= {"taps", "policy", "settings", *({"device"} if target else ())}
+    itself |= {*NAMES, "taps", "policy", "settings", *({"device"} if target else ())}
     other = [name for name in given_options(context) if name not in itself]
     leave_out(context, other, "a program says itself what it runs on")
     program = load_program(reference) if rename is None else rename_points(load_program(reference), rename)
@@ -281,7 +283,7 @@ def _from_command_line(context: click.Context, name: str) -> str | None:
 
 def _again(context: click.Context, run: Path, output: Path | None, force: bool) -> int:
     """Repeat a run and print whether it came out the same."""
-    other = [name for name in given_options(context) if name not in ("repeat", "output", "force")]
+    other = [name for name in given_options(context) if name not in ("repeat", "output", "force", *NAMES)]
     leave_out(context, other, "--repeat records what RUN says")
     from precaudit.progress import Progress
     from precaudit.workflows.repeat import repeat

@@ -260,7 +260,7 @@ def program_disturbances(opened: Opened) -> Iterator[Verdict]:
 def program_provenance(opened: Opened) -> BaselineRecord:
     """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
     r = opened.record
-    inputs = {case: r.hashes.get(file_of(i, 0, "inputs"), "") for i, case in enumerate(r.cases)}
+    inputs = {case: r.hashes.get(file_of(r, i, 0, "inputs"), "") for i, case in enumerate(r.cases)}
     return BaselineRecord(
         schema=r.schema, model=r.program, weights=r.weights, policy={}, tokens=inputs, device=r.device,
         versions=r.versions, run=r.id,

@@ -1,31 +1,45 @@
-"""Programs of two processes, one device each, that a user names; PORT and NUMBER say which process this is."""
+"""Programs over all devices, of one process or of several. PORT, NUMBER: this file starts JAX of two by itself."""
 
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from precaudit import Program
 
-jax.distributed.initialize(f"localhost:{os.environ['PORT']}", 2, int(os.environ["NUMBER"]))
+if "PORT" in os.environ:
+    jax.distributed.initialize(f"localhost:{os.environ['PORT']}", 2, int(os.environ["NUMBER"]))
 MESH = Mesh(np.array(jax.devices()), "d")
 ROWS, EACH = NamedSharding(MESH, PartitionSpec("d")), NamedSharding(MESH, PartitionSpec())
-X, W = np.arange(32, dtype=np.float32).reshape(4, 8) / 8, np.ones((8, 3), np.float32)
+W = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
 
 
 def placed(array, sharding):
     return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
 
 
-def program_on(given, made):
-    """Return a program of inputs and results placed so."""
-
-    def call(w, x):
-        product = jax.lax.with_sharding_constraint(x @ w, made)
-        return product.sum()
-
-    return Program(call, placed(W, EACH), {"a": (placed(X, given),)})
+def drawn(seed):
+    return np.random.default_rng(seed).standard_normal((8, 64)).astype(np.float32).astype(jnp.bfloat16)
 
 
-inputs, points, whole = program_on(ROWS, ROWS), program_on(EACH, ROWS), program_on(EACH, EACH)
+def call(w, x):
+    """A scan of two layers; the weight's rows, over which a product adds up, lie on all devices."""
+
+    def layer(h, _):
+        return h + jnp.tanh(h @ w) @ w.T, None
+
+    h = jax.lax.scan(layer, x, None, length=2)[0]
+    return h, h.astype(jnp.float32) ** 2
+
+
+cases = {"a": (placed(drawn(1), ROWS),), "b": (placed(drawn(2), ROWS),)}
+program = Program(
+    call,
+    placed(W.astype(jnp.bfloat16), ROWS),
+    cases,
+    steps=1,
+    advance=lambda _, out: (out[0],),
+    outputs=("h", "squares"),
+)

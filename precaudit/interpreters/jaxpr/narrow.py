@@ -89,7 +89,7 @@ def _hold(x: Any) -> Any:
     bits = INTEGERS[x.dtype.itemsize]
     if isinstance(x, np.ndarray):
         return NarrowBits(x.view(bits), x.dtype)
-    if {device.platform for device in x.devices()} != {"cpu"} or not x.is_fully_addressable:
+    if {device.platform for device in x.devices()} != {"cpu"}:
         return x
     if len(x.devices()) == 1:
         return NarrowBits(jax.device_put(np.asarray(x).view(bits), x.sharding), np.dtype(x.dtype))  # not copied

@@ -42,6 +42,11 @@ class Layout:
             cpu = str(getattr(devices[0], "platform", "")) == "cpu"
             flag = f"; on a CPU: XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices}"
             raise UserError(few + (flag if cpu else ""))
+        if jax.process_count() > 1 and shape.devices < len(devices):
+            raise UserError(
+                f"--mesh {shape} is of {shape.devices} devices, and the {jax.process_count()} processes have "
+                f"{len(devices)}: every process holds a part, so give a mesh of all"
+            )
         each = np.array(devices[: shape.devices]).reshape(tuple(shape.axes.values()))
         return cls(shape, config, Mesh(each, tuple(shape.axes)))
 
@@ -62,6 +67,13 @@ class Layout:
     def by_prompt(self) -> NamedSharding:
         """Where what has a row for every prompt lies."""
         return self.named(Spec("data"))
+
+    def put(self, tree: Any, where: Any) -> Any:
+        """Return arrays cut so; of what several processes hold alike, each keeps its own parts."""
+        if jax.process_count() == 1:
+            return jax.device_put(tree, where)
+        shardings = jax.tree.broadcast(where, tree)
+        return jax.tree.map(_place, tree, shardings)
 
     def tables(self, tables: Any) -> Any:
         """Return where RoPE's tables lie."""
@@ -129,6 +141,13 @@ def call_specs(mesh: MeshShape, config: DecoderConfig) -> Callable[..., Any]:
         return parameter_specs(params, mesh, config), table_specs(tables), *by_prompt[:3], caches, by_prompt[3]
 
     return specs
+
+
+def _place(x: Any, where: NamedSharding) -> Any:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, where)
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
 
 def _cut(shape: Sequence[int], axis: int, mesh: MeshShape) -> Spec:

@@ -11,7 +11,7 @@ import numpy as np
 
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.bounded import counting
-from precaudit.interpreters.jaxpr.keys import on_host, readable
+from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.interpreters.jaxpr.reads import reads
 from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.strict import STRICTLY
@@ -43,7 +43,7 @@ def prepare_program(
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
     loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``,
-    ``only``: as ``tag_program``. Raises CannotJudge where what the program is given lies with other processes, too.
+    ``only``: as ``tag_program``.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -53,7 +53,6 @@ def prepare_program(
                 f"case {name!r} has other shapes or formats than {first[0]!r}: give it a Program of its own"
             )
     carried = layers is not None
-    _here(program)
     made = _tag(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps, only)
     outputs_of(program)
     if made.loops and loops is None:
@@ -63,14 +62,6 @@ def prepare_program(
     if layers is not None:
         _within(made, layers)
     return made
-
-
-def _here(program: Program) -> None:
-    """Raise CannotJudge where parameters or inputs lie with other processes, too."""
-    for what, tree in (("params", program.params), *program.cases.items()):
-        for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if not readable(x):
-                on_host(x, f"{what}{jax.tree_util.keystr(path)}")
 
 
 def _tag(

@@ -1,12 +1,14 @@
 """A program's run that was cut off: the cases that it holds whole, and whether it is the one that is asked for."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.arrays import arrays_hash, is_file, read_arrays
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, EntryRun, Opened, ProgramRun, file_name
 from precaudit.recording.runs.unfinished import refuse
@@ -20,6 +22,7 @@ ASKED = {
     "asked": "--points", "renamed": "the names of points", "loops": "the iterations of loops", "policy": "the policy",
     "origin": "the checkpoint of the weights", "device": "the device", "versions": "the versions of libraries",
     "entry": "the entry points", "tokens": "the input of tokens", "start": "the input of positions",
+    "processes": "the processes",
 }  # fmt: skip
 
 
@@ -42,7 +45,7 @@ def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRu
     return msgspec.structs.replace(
         held,
         hashes={name: x for name, x in held.hashes.items() if name in files},
-        bytes=sum((folder / name).stat().st_size for name in files),
+        bytes=sum(_bytes(folder, name) for name in files),
         neutrality=tuple(n for n in held.neutrality if n.case in cases),
         then=tuple(
             msgspec.structs.replace(x, neutrality=tuple(n for n in x.neutrality if n.case in cases)) for x in held.then
@@ -53,13 +56,25 @@ def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRu
 def whole_cases(folder: Path, held: ProgramRun) -> tuple[str, ...]:
     """Return the cases of which every file is there as it was written."""
     return tuple(
-        case
-        for case in held.cases
-        if all(
-            name in held.hashes and (folder / name).is_file() and file_hash(folder / name) == held.hashes[name]
-            for name in _files(folder, held, case)
-        )
+        case for case in held.cases if all(_is_whole(folder, held, name) for name in _files(folder, held, case))
     )
+
+
+def _is_whole(folder: Path, held: ProgramRun, name: str) -> bool:
+    """Whether a file, or what several processes wrote, is there as it was written."""
+    if name not in held.hashes:
+        return False
+    if is_file(name):
+        return (folder / name).is_file() and file_hash(folder / name) == held.hashes[name]
+    with suppress(UserError):
+        return arrays_hash(read_arrays(folder, name)) == held.hashes[name]
+    return False
+
+
+def _bytes(folder: Path, name: str) -> int:
+    if is_file(name):
+        return (folder / name).stat().st_size
+    return sum(x.nbytes for x in read_arrays(folder, name).values())
 
 
 def cut_off(folder: Path) -> tuple[int, int] | None:

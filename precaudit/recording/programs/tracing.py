@@ -26,6 +26,7 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.programs.entries import first_inputs
 from precaudit.recording.programs.planning import Planned, entry_run, plan, size_of
 from precaudit.recording.programs.preparing import (
+    code_hash,
     error_text,
     jit_for,
     next_inputs,
@@ -33,6 +34,7 @@ from precaudit.recording.programs.preparing import (
 )
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
+from precaudit.recording.programs.writing import CallWriter
 from precaudit.recording.runs.folders import check_space, prepare_folder
 from precaudit.recording.runs.programs import (
     SCHEMA,
@@ -40,11 +42,9 @@ from precaudit.recording.runs.programs import (
     EntryRun,
     Opened,
     ProgramRun,
-    file_name,
     open_program_run,
-    write_manifest,
-    write_tensors,
 )
+from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import (
     PredictedProgram,
     assumptions,
@@ -82,13 +82,18 @@ def trace_program(
     """
     layers = None if layers is None else tuple(sorted(set(layers)))
     planned = plan(program, layers, target, taps, asked, positions, phases)
-    kept = [x for x in planned if x.calls]
-    folder, held = Path(folder), [entry_run(x, layers) for x in kept]
+    kept, folder = [x for x in planned if x.calls], Path(folder)
+    writer = CallWriter(folder)
+    code = {f"the operations of {x.program.entry}": code_hash(x.made) for x in kept if x.made is not None}
+    writer.hosts.agree("what is traced", {"the folder -o": str(folder), **code})
+    held = [entry_run(x, layers) for x in kept]
+    writer.hosts.agree("the program", {f"the parameters of {x.entry}": x.weights for x in held})
     size = sum(map(size_of, kept, held))
-    check_space(folder, len(program.cases) * size + (1 << 20), "give smaller inputs or fewer steps")
     first, *then = held
-    if not resume:
-        prepare_folder(folder, force)
+    if writer.hosts.first:
+        check_space(folder, len(program.cases) * size + (1 << 20), "give smaller inputs or fewer steps")
+        if not resume:
+            prepare_folder(folder, force)
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=reference, taps=taps, cases=tuple(program.cases),
         layers=layers, asked=None if asked is None else tuple(asked), policy=_announced_policy(program),
@@ -100,13 +105,15 @@ def trace_program(
             *(() if target is None else assumptions(target)),
         ),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
-        **{name: getattr(first, name) for name in first.__struct_fields__},
+        processes=devices_of_processes(), **{name: getattr(first, name) for name in first.__struct_fields__},
     )  # fmt: skip
     if resume:
         record = manifest_to_resume(folder, record, strict)
-    write_manifest(folder, record)
-    done = _record(_Running(program, planned, record, target, strict), folder, tell)
-    write_manifest(folder, msgspec.structs.replace(done, finished=_now()))
+        writer.hosts.agree("what goes on", {"the cases that are there": ", ".join(n.case for n in record.neutrality)})
+    writer.manifest(record)
+    writer.hosts.share("the run's folder")
+    done = _record(_Running(program, planned, record, target, strict), writer, tell)
+    writer.finish(msgspec.structs.replace(done, finished=_now()))
     return open_program_run(folder)
 
 
@@ -128,13 +135,13 @@ class _Running:
         return jit_for(capturing(one.made, self.record.layers), self.target, self.strict), bare
 
 
-def _record(run: _Running, folder: Path, tell: Advance) -> ProgramRun:
+def _record(run: _Running, writer: CallWriter, tell: Advance) -> ProgramRun:
     """Run every case that the manifest holds nothing of and write what its calls hold; return the whole manifest.
 
     The manifest is written after every case, so that a run that is cut off can go on.
     """
     record = run.record
-    views = iter(Opened(folder, record).entries)
+    views = iter(Opened(writer.folder, record).entries)
     each = [_Compiled(one, next(views).record if one.calls else None, *run.functions(one)) for one in run.planned]
     calls = sum(len(one.calls) for one in run.planned)
     there = {n.case for n in record.neutrality}
@@ -147,8 +154,8 @@ def _record(run: _Running, folder: Path, tell: Advance) -> ProgramRun:
             tell(begins + call, calls * len(run.program.cases), what)
 
         strict = run.strict and not any(w.startswith(STRICTLY) for w in record.warnings)
-        record = _with_case(record, _case(run, folder, each, case, strict, done))
-        write_manifest(folder, record)
+        record = _with_case(record, _case(run, writer, each, case, strict, done))
+        writer.manifest(record)
     return record
 
 
@@ -186,8 +193,9 @@ def _with_case(record: ProgramRun, made: _Case) -> ProgramRun:
 
 
 def _case(
-    run: _Running, folder: Path, each: Sequence[_Compiled], case: str, strict: bool, tell: Callable[[int, str], None]
-) -> _Case:
+    run: _Running, writer: CallWriter, each: Sequence[_Compiled], case: str, strict: bool,
+    tell: Callable[[int, str], None],
+) -> _Case:  # fmt: skip
     """Run a case and write what its calls hold; ``strict``: say what leaving out excess precision changes."""
     found, done, inputs, out = _Case(), 0, run.program.cases[case], None
     for i, one in enumerate(each):
@@ -205,13 +213,13 @@ def _case(
                     if strict and not found.strictly:
                         found.strictly = (_strictly(case, jit_for(entry.call, None)(*given), one.bare(*given)),)
                     found.notes[entry.entry] = _note_disturbance(case, one.captured, one.bare, given, out)
-                nbytes, its = _write(folder, record, (case, number_of), inputs, held, entry.named_outputs(out))
-                found.hashes |= its
-                found.bytes += nbytes
+                found.hashes |= writer.write(record, (case, number_of), inputs, held, entry.named_outputs(out))
                 done += 1
                 tell(done, f"{case}, {record.phase} {number_of}")
             if call + 1 < end:
                 inputs = next_inputs(entry, inputs, out)
+    hashes, found.bytes = writer.end(case)
+    found.hashes |= hashes
     return found
 
 
@@ -228,21 +236,6 @@ def _note_disturbance(
 def _is_on_several(out: Any) -> bool:
     """Whether outputs lie on several devices."""
     return any(len(x.sharding.device_set) > 1 for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
-
-
-def _write(
-    folder: Path, record: ProgramRun, at: tuple[str, int], inputs: Any, held: Any, named: Mapping[str, Any]
-) -> tuple[int, dict[str, str]]:
-    """Write what a call holds; return the bytes, and the hash of each file."""
-    outputs = {p.name for p in record.outputs}
-    hashes, written = {}, 0
-    named = {n: x for n, x in named.items() if n in outputs}
-    for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
-        name = file_name(record, *at, kind)
-        arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
-        hashes[name], nbytes = write_tensors(folder, name, arrays)
-        written += nbytes
-    return written, hashes
 
 
 def _not_finite(program: Program) -> tuple[str, ...]:
@@ -305,7 +298,7 @@ def _ran(
 def _check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
     """Raise UserError where a while loop would have gone on after the iterations that were counted."""
     for loop in record.loops:
-        if any(np.any(x) for name, x in taps.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
+        if any(np.any(on_host(x)) for name, x in taps.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
             raise UserError(
                 f"{case}, call {call}: the while loop {loop.name} ({loop.source}) took {loop.iterations} iterations "
                 "when they were counted and more when it was recorded: rounding decides when it ends; end it by a count"
@@ -314,10 +307,6 @@ def _check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, c
 
 def _now() -> str:
     return datetime.now(UTC).isoformat("T", "seconds")
-
-
-def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
-    return {str(i): x for i, x in enumerate(jax.tree.leaves(inputs))}
 
 
 def _disturbance(case: str, captured: jax.Array, bare: jax.Array, expected: Prediction | None) -> Disturbance:

@@ -12,7 +12,7 @@ from precaudit.writing import PART, temporary
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl", "aligned.toml",
+    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl", "aligned.toml", "shards",
 }  # fmt: skip
 
 

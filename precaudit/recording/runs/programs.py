@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.arrays import is_file, stored_arrays
 from precaudit.recording.runs.hashes import file_hash, known_hash
+from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.watching.records import WatchedCommand
 from precaudit.schema.brief import Brief
 from precaudit.schema.emulations import Emulation
@@ -113,7 +115,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     padding, as the program says.
     ``entry``: the first entry point that is recorded, ``then``: those after it. ``before``: of one of these by itself
     (``Opened.entries``), how many calls of a case lie in files before its own. ``watched``: the command whose calls
-    these are.
+    these are. ``processes``: the devices that each of several processes held; empty of one.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -151,6 +153,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     then: tuple[EntryRun, ...] = ()
     before: Count = 0
     watched: WatchedCommand | None = None
+    processes: tuple[tuple[Index, ...], ...] = ()
 
     @property
     def phase(self) -> str:
@@ -198,11 +201,16 @@ class Opened(Brief):
             for case in one.record.cases:
                 for call in range(one.record.calls):
                     for kind in ("taps", "inputs"):
-                        self._checked_path(file_name(one.record, case, call, kind))
+                        if is_file(name := file_name(one.record, case, call, kind)):
+                            self._checked_path(name)
+                        else:
+                            one.tensors(case, call, kind)
 
     def tensors(self, case: str, call: int, kind: str) -> "dict[str, Array]":
         """Return the ``taps`` or ``inputs`` of a call; raises UserError where the file is gone or was altered."""
         name = file_name(self.record, case, call, kind)
+        if not is_file(name):
+            return dict(stored_arrays(self.folder, name, self.record.hashes.get(name, "")))
         return dict(_load(str(self._checked_path(name)), self.record.hashes[name]))
 
     def _checked_path(self, name: str) -> Path:
@@ -277,12 +285,12 @@ def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mappin
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
     """Return a call's file below the run's folder; cases by their place, since their names are anyone's."""
-    return file_of(run.cases.index(case), run.before + call, kind)
+    return file_of(run, run.cases.index(case), run.before + call, kind)
 
 
-def file_of(case: int, call: int, kind: str) -> str:
-    """Return the same by the place of a case."""
-    return f"tensors/{case}.{call}.{kind}.safetensors"
+def file_of(run: ProgramRun, case: int, call: int, kind: str) -> str:
+    """Return the same by the place of a case; what several processes wrote is in their database, and no file."""
+    return f"tensors/{case}.{call}.{kind}{'' if run.processes else '.safetensors'}"
 
 
 def is_program_run(folder: Path | str) -> bool:
@@ -295,7 +303,8 @@ def open_program_run(folder: Path | str) -> Opened:
     path = Path(folder) / MANIFEST
     record = read_record(path, ProgramRun, "a program's run")
     if record.finished is None:
-        raise UserError(f"{folder}: this run was cut off before it finished; trace again")
+        lost = missing_shards(Path(folder), record.processes)
+        raise UserError(f"{folder}: this run was cut off before it finished{f' ({lost})' if lost else ''}; trace again")
     every: tuple[ProgramRun | EntryRun, ...] = (record, *record.then)
     if not record.cases or not all(x.points for x in every) or record.before:
         raise UserError(f"{path}: a run has at least one case and one point; it was altered")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.arrays import TENSORS, Arrays, Folder, is_file
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL, read_manifest
+from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.runs.unique import require_unique
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
@@ -64,6 +66,9 @@ class Run(Brief):
         path = self.folder / name
         if Path(name).parts[:1] != ("tensors",) or ".." in Path(name).parts:
             raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {name!r}")
+        if not is_file(name):
+            self._files[name] = Folder(Arrays(self.folder / TENSORS), name.removeprefix(f"{TENSORS}/"))
+            return self._files[name]
         if not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
         from precaudit.models.checkpoints.safetensors_files import (  # brings every reader of models
@@ -101,9 +106,10 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)
     if record.finished is None and not partial:
+        lost = missing_shards(folder, record.processes)
         raise UserError(
-            f"{folder}: this run was cut off before it finished; open what is there with --partial, or trace "
-            "it with --resume"
+            f"{folder}: this run was cut off before it finished{f' ({lost})' if lost else ''}; open what is there with "
+            "--partial, or trace it with --resume"
         )
     files = {name: _lines(folder / name, kind, record) for name, kind in JSONL.items()}
     prompts = list(files["prompts.jsonl"])

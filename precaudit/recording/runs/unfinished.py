@@ -11,6 +11,7 @@ import msgspec
 import xxhash
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.arrays import OCDBT
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.writer import BATCHES
@@ -97,6 +98,9 @@ def whole_batches(folder: Path, held: RunRecord, code: str, fed: Callable[[Seque
 def trim(folder: Path, kept: Continuation) -> None:
     """Delete what was written after the batches that are kept; raises UserError where a part of the run is a link."""
     held = [*folder.iterdir(), *(folder / "tensors").iterdir()]
+    shared = (
+        folder / "tensors" / OCDBT
+    ).exists()  # arrays that several processes write: what is made again replaces it
     if links := [path for path in (folder, *held) if path.is_symlink()]:
         raise UserError(
             f"{links[0]} is a link: nothing is deleted behind it; trace again with --force into another folder"
@@ -105,7 +109,7 @@ def trim(folder: Path, kept: Continuation) -> None:
     for name in GROWING:
         os.truncate(folder / f"{name}.jsonl", sum(getattr(b, name)[0] for b in kept.batches))
     for path in held:
-        ours = path.parent.name == "tensors" and f"tensors/{path.name}" not in kept.files
+        ours = not shared and path.parent.name == "tensors" and f"tensors/{path.name}" not in kept.files
         if path.is_file() and (path.name.endswith(PART) or ours):
             path.unlink()
 
@@ -131,7 +135,7 @@ def _other_requests(held: RunRecord, now: RunRecord) -> Iterator[str]:
 
 def _other_conditions(held: RunRecord, now: RunRecord) -> Iterator[str]:
     """Yield what else the numbers depend on."""
-    names = ("device", "device_count", "mesh", "xla_flags")
+    names = ("device", "device_count", "mesh", "processes", "xla_flags")
     yield from _fields("", {n: getattr(held, n) for n in names}, {n: getattr(now, n) for n in names})
     both = {**held.versions, **now.versions}
     yield from _fields("the version of ", held.versions, {n: now.versions.get(n) for n in both})

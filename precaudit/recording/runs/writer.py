@@ -70,6 +70,30 @@ class Tensor:
         return self.point if self.layer is None else f"{self.layer}.{self.point}"
 
 
+@dataclass(frozen=True)
+class SharedTensor:
+    """A tensor of which processes hold parts: as ``Tensor``, and where its call is written."""
+
+    layer: int | None
+    point: str
+    axes: str
+    positions: tuple[int, ...]
+    support: bool
+    prompt: str
+    phase: str
+    step: int
+
+    @property
+    def key(self) -> str:
+        """Its name inside the file."""
+        return self.point if self.layer is None else f"{self.layer}.{self.point}"
+
+    @property
+    def file(self) -> str:
+        """Where its call is written, below the run's folder."""
+        return f"tensors/{safe_name(self.prompt)}.{self.phase}.{self.step}"
+
+
 class Lines:
     """A file of lines that grows; ``since``: bytes and hash of what was added since this was last asked."""
 
@@ -133,7 +157,7 @@ class RunWriter:
         try:
             # hashes and statistics are taken while the kernel copies the file
             writing = self._pool.submit(save_file, blobs, part)
-            lines = [_point_record(t, blobs[t.key], prompt, phase, step, name) for t in tensors]
+            lines = [point_record(t, blobs[t.key], prompt, phase, step, name) for t in tensors]
             writing.result()
             part.replace(path)
             self.written += sum(x.nbytes for x in blobs.values())
@@ -143,6 +167,11 @@ class RunWriter:
                 raise OSError(28, "No space left on device", str(path)) from None
             raise
         self._points.add(lines)
+
+    def points(self, records: Iterable[PointRecord], written: int) -> None:
+        """Append lines of points.jsonl, of tensors of so many bytes that are written elsewhere."""
+        self._points.add(records)
+        self.written += written
 
     def mark(self, batch: BatchRecord) -> None:
         """Note that all of a batch is written: since the last mark nothing else was."""
@@ -170,7 +199,10 @@ class RunWriter:
             lines.close()
 
 
-def _point_record(t: Tensor, values: "Array", prompt: str, phase: str, step: int, file: str) -> PointRecord:
+def point_record(
+    t: "Tensor | SharedTensor", values: "Array", prompt: str, phase: str, step: int, file: str
+) -> PointRecord:
+    """Return the line of points.jsonl of a tensor."""
     positions, rows = pack_positions(t.positions)
     return PointRecord(
         prompt=prompt, phase=phase, step=step, layer=t.layer, point=t.point, axes=tuple(t.axes), shape=values.shape,

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -34,6 +34,16 @@ def every_device(name: str) -> list[Any]:
     except RuntimeError as error:
         hint = f"; JAX for it: {EXTRAS[name]}" if name in EXTRAS else ""
         raise UserError(f"no {name} device here ({str(error).splitlines()[0]}){hint}") from None
+
+
+def devices_of_processes(devices: Sequence[Any] | None = None) -> tuple[tuple[int, ...], ...]:
+    """Return which of some devices (None: all) each of several processes has; nothing of one process."""
+    import jax
+
+    if jax.process_count() == 1:
+        return ()
+    each = [d.process_index for d in (jax.devices() if devices is None else devices)]
+    return tuple(tuple(i for i, own in enumerate(each) if own == n) for n in range(jax.process_count()))
 
 
 def _use_cache() -> None:

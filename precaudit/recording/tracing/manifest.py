@@ -12,6 +12,7 @@ import msgspec
 
 import precaudit
 from precaudit.models.jax_decoder.family import family_parts as family_parts
+from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import device_name
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.records.base import SCHEMA
@@ -51,6 +52,11 @@ def device_of(subject: Subject) -> str:
     return str(getattr(subject.device, "device_kind", subject.platform))
 
 
+def mesh_processes(subject: Subject) -> tuple[tuple[int, ...], ...]:
+    """Return which devices of the mesh each of several processes holds; nothing of one process."""
+    return () if subject.layout is None else devices_of_processes(list(subject.layout.mesh.devices.flat))
+
+
 def begin(subject: Subject, requested: Requested, name: str, command: str) -> RunRecord:
     """Return the manifest of a run that starts now."""
     checkpoint = subject.checkpoint
@@ -75,5 +81,16 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         command=command,
         started=now(),
         mesh=subject.mesh.axes if subject.mesh.devices > 1 else {},
+        processes=mesh_processes(subject),
         program="shipped" if subject.parts == family_parts(subject.config) else "other",
     )
+
+
+def asked_in_words(record: RunRecord) -> dict[str, str]:
+    """Return what a run was asked for: model, policy and what is recorded, by what each is called."""
+    asked = msgspec.to_builtins(record.requested)
+    return {
+        "the weights": record.model.sha256,
+        **{f"policy {key}": str(value) for key, value in record.policy.items()},
+        **{key: str(value) for key, value in asked.items()},
+    }

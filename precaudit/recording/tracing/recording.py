@@ -77,8 +77,16 @@ def record(whole: Recording, writer: RunWriter) -> None:
 
 def unpad(x: Array, e: ExpectedTensor, start: int, gathered: bool) -> Array:
     """Return the rows one entry records of ``x``, one prompt's tap: axis T as recorded, axis S its real keys."""
-    for axis, name in enumerate(e.axes):
-        index: Any = slice(None)
+    for axis, index in enumerate(recorded_index(e, start, gathered)):
+        x = x[(slice(None),) * axis + (index,)]
+    return x
+
+
+def recorded_index(e: ExpectedTensor, start: int, gathered: bool) -> list[slice | list[int]]:
+    """Return what an entry records on each axis of one prompt's tap."""
+    found = []
+    for name in e.axes:
+        index: slice | list[int] = slice(None)
         if name == "S":
             index = slice(start, start + e.keys)
         elif name == "T" and e.phase != "decode":
@@ -86,5 +94,5 @@ def unpad(x: Array, e: ExpectedTensor, start: int, gathered: bool) -> Array:
             index = slice(start, start + e.keys) if whole else [start + p for p in e.positions]
             if gathered:
                 index = slice(0, len(e.positions))
-        x = x[(slice(None),) * axis + (index,)]
-    return x
+        found.append(index)
+    return found

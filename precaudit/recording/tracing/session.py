@@ -13,8 +13,11 @@ import numpy as np
 from precaudit.interpreters.mesh.sums import splits_by_point
 from precaudit.interpreters.tpu.units import products_of, ways_by_place
 from precaudit.numbers.arrays import Array, to_single
+from precaudit.recording.runs.hosts import Hosts
+from precaudit.recording.runs.several import SharedWriter
 from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.devices import platform_of
+from precaudit.recording.tracing.parts import gathered, record_parts
 from precaudit.recording.tracing.predicting import compare_predictions, compiler_output
 from precaudit.recording.tracing.programs import Capture, decode_program, prefill_program, without_slots
 from precaudit.recording.tracing.recording import CallOutputs, Recording, record
@@ -113,18 +116,20 @@ class Session:
     """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt.
 
     ``checked``: the compiled programs whose neutrality is known; ``seen``: those that ran. ``absent``: points within
-    operations that the program does not show, since a part of its own has no tap there.
+    operations that the program does not show, since a part of its own has no tap there. ``hosts``: the processes that
+    run it together, each of which runs this session.
     """
 
     subject: Subject
     requested: Requested
-    writer: RunWriter
+    writer: RunWriter | SharedWriter
     background: Background
     forced: Mapping[str, Sequence[int]] = field(default_factory=dict)
     neutrality: list[Neutrality] = field(default_factory=list)
     checked: set[Any] = field(default_factory=set)
     absent: dict[str, None] = field(default_factory=dict)
     seen: set[Any] = field(default_factory=set)
+    hosts: Hosts = field(default_factory=Hosts)
 
     def run(self, batch: Batch, begin: Begin) -> None:
         """Run every requested phase of one batch; ``begin`` is told of each call, before it runs."""
@@ -149,9 +154,10 @@ class Session:
         points = summed.union(e.point for e in here)
         cut = [e for e in here if e.hashed or (phase != "decode" and len(e.positions) < e.keys and e.layer is not None)]
         n, config = batch.length, self.subject.config
-        if sum(4 * prod(shape_of(POINTS[e.point].axes, config, n, n)) for e in cut) <= WHOLE:
-            return Capture(points, self.requested.layers, summed=summed)
         hashed = frozenset(e.point for e in cut if e.hashed)
+        if sum(4 * prod(shape_of(POINTS[e.point].axes, config, n, n)) for e in cut) <= WHOLE:
+            on_device = hashed if self.hosts.several else frozenset()  # no process holds a row whole
+            return Capture(points, self.requested.layers, hashed=on_device, summed=summed)
         return Capture(points, self.requested.layers, frozenset(e.point for e in cut) - hashed, hashed, summed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
@@ -211,6 +217,7 @@ class Session:
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._is_first_call(phase, capture, given)
         logits, cache, taps = self._call(batch, phase, program, *given)
+        logits = self._logits(logits)
         if check:
             run = program, self._whole(batch, phase, *given)
             plain = prefill_program(self.subject, None)
@@ -241,6 +248,7 @@ class Session:
             check = "decode" in self.requested.phases and self._is_first_call("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
             logits, cache, taps = self._call(batch, "decode", decode_program(self.subject, capture), *given)
+            logits = self._logits(logits)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = CallOutputs("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
@@ -251,6 +259,10 @@ class Session:
             token = self._next(batch, step, prefill if step == 0 else np.asarray(logits)[:, 0])
             fed.append(token)
         return [[int(t[b]) for t in fed[:-1]] for b in each]
+
+    def _logits(self, x: Any) -> Any:
+        """Return logits where every process has them whole."""
+        return gathered(x) if self.hosts.several else x
 
     def _next(self, batch: Batch, step: int, logits: Array) -> Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
@@ -288,7 +300,7 @@ class Session:
         text = compiler_output(*run, platform_of(self.subject.device), several)
         made = {} if text is None or self.subject.platform != "tpu" else ways_by_place(products_of(text))
         split = splits_by_point(text) if several and text is not None else None
-        a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
+        a, b = np.asarray(call.logits), np.asarray(self._logits(bare[0](*bare[1])[0]))
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
@@ -311,4 +323,7 @@ class Session:
         self.absent.update(dict.fromkeys(sorted(inner - set(call.taps))))
         if asked or any(here):
             whole = Recording(call, batch.prompts, here, self.requested.layers, asked)
-            self.background.put(partial(record, whole, self.writer))
+            if isinstance(self.writer, SharedWriter):
+                self.background.put(partial(record_parts, whole, self.writer))
+            else:
+                self.background.put(partial(record, whole, self.writer))

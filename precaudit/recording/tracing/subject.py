@@ -19,6 +19,7 @@ from precaudit.models.jax_decoder.parts import check_parts
 from precaudit.models.jax_decoder.sharding import Layout, check_mesh
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.tracing.devices import every_device, platform_of
 from precaudit.recording.tracing.predicting import EmulatedTarget, target_of
@@ -87,13 +88,13 @@ class Subject(Brief):
         """Return a cache on the device, or cut over the mesh: committed, since jit else compiles once more."""
         import jax
 
-        return jax.device_put(cache, self.device if self.layout is None else self.layout.cache)
+        return jax.device_put(cache, self.device) if self.layout is None else self.layout.put(cache, self.layout.cache)
 
     def put_by_prompt(self, x: Any) -> Any:
         """Return what has a row for every prompt, as ``put_cache`` does."""
         import jax
 
-        return jax.device_put(x, self.device if self.layout is None else self.layout.by_prompt)
+        return jax.device_put(x, self.device) if self.layout is None else self.layout.put(x, self.layout.by_prompt)
 
     def under(self, policy: Policy, raised: tuple[tuple[int, ...], Policy] | None = None) -> "Subject":
         """Return the program under another policy, or layers of it; parameters of one format are the same arrays."""
@@ -120,8 +121,10 @@ class Subject(Brief):
             if len(self._tables) >= TABLES:
                 self._tables.clear()
             tables = rope_tables(self.config, positions, self.policy, lengths)
-            where = self.device if self.layout is None else self.layout.tables(tables)
-            self._tables[key] = jax.device_put(tables, where)
+            layout = self.layout
+            self._tables[key] = (
+                jax.device_put(tables, self.device) if layout is None else layout.put(tables, layout.tables(tables))
+            )
         return self._tables[key]
 
 
@@ -181,5 +184,7 @@ def load(
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)
     here = shape.devices > 1 and target is None
+    if (several := hosts_here().count) > 1 and not here:
+        raise UserError(f"{several} processes run a model cut over all their devices: give --mesh data=N,model=N")
     layout = Layout.of(shape, checkpoint.config, devices) if here else None
     return Subject(subject, checkpoint, chosen, made, found, predicted=target, mesh=shape, layout=layout)

@@ -16,9 +16,11 @@ from precaudit.numbers.arrays import release
 from precaudit.progress import Progress
 from precaudit.recording.runs import unfinished
 from precaudit.recording.runs.folders import check_space, prepare_folder
+from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.reader import Run, open_run
-from precaudit.recording.runs.writer import RunWriter
-from precaudit.recording.tracing.manifest import begin, now
+from precaudit.recording.runs.several import writer_of
+from precaudit.recording.runs.shards import remove_shards
+from precaudit.recording.tracing.manifest import asked_in_words, begin, now
 from precaudit.recording.tracing.predicting import assumptions
 from precaudit.recording.tracing.session import Batch, Session, run_batches
 from precaudit.recording.tracing.subject import Subject, load
@@ -122,23 +124,27 @@ def check_request(
 
 def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, progress: Progress) -> None:
     """Run and write what is not there yet."""
-    kept, record = work.kept, work.record
-    check_space(folder, size + (1 << 20) - (0 if kept is None else kept.bytes))
-    if kept is None:
-        prepare_folder(folder, options.force or options.resume)
-    else:
-        unfinished.trim(folder, kept)
-        record = kept.record
-        progress.say(f"{folder}: {kept.prompts} of {len(work.prompts)} prompts are there; goes on with the others")
-    target = work.subject.predicted
-    warnings = [*weight_warnings(work.subject), *(() if target is None else assumptions(target))]
+    kept, record, hosts = work.kept, work.record, hosts_here()
+    hosts.agree("what is traced", _facts(work, folder))
+    record = record if kept is None else kept.record
+    warnings = []
+    if hosts.first:
+        check_space(folder, size + (1 << 20) - (0 if kept is None else kept.bytes))
+        if kept is None:
+            prepare_folder(folder, options.force or options.resume)
+        else:
+            unfinished.trim(folder, kept)
+            remove_shards(folder)
+            progress.say(f"{folder}: {kept.prompts} of {len(work.prompts)} prompts are there; goes on with the others")
+        target = work.subject.predicted
+        warnings = [*weight_warnings(work.subject), *(() if target is None else assumptions(target))]
     for warning in warnings:
         progress.say(f"warning: {warning}")
     record = msgspec.structs.replace(record, warnings=tuple(warnings))
-    writer = RunWriter(folder, record, work.prompts, None if kept is None else kept.bytes)
+    writer = writer_of(folder, record, work.prompts, None if kept is None else kept.bytes, hosts)
     try:
         with Background() as background:
-            session = Session(work.subject, record.requested, writer, background, work.forced)
+            session = Session(work.subject, record.requested, writer, background, work.forced, hosts=hosts)
             if kept is not None:
                 session.neutrality, session.absent = kept.neutrality, kept.absent
             _run_all(work, session, progress)
@@ -154,6 +160,17 @@ def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, pro
             finished=now(),
         )
     )
+
+
+def _facts(work: TraceWork, folder: Path) -> dict[str, str]:
+    """Return what all processes have to have alike, by what it is called."""
+    prompts = hashlib.sha256(repr([(p.id, p.tokens) for p in work.prompts]).encode()).hexdigest()
+    return {
+        "the folder -o": str(folder), "the prompts' tokens": prompts, "--mesh": str(work.subject.mesh),
+        **asked_in_words(work.record), "precaudit's own source": subject_code_hash(work.subject),
+        "the tokens that are given": forced_tokens_hash(work.forced, [p.id for p in work.prompts]),
+        "the batches that are there": str(0 if work.kept is None else len(work.kept.batches)),
+    }  # fmt: skip
 
 
 def subject_code_hash(subject: Subject) -> str:

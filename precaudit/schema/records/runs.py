@@ -161,7 +161,8 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     """run.json. ``finished`` is null while the run is being written and stays so when it is cut off.
 
     ``mesh``: how many devices each axis has that the model was cut over; empty of one device. ``program``: what made
-    the tensors: our decoder, it with other parts, or another framework, whose dump was imported.
+    the tensors: our decoder, it with other parts, or another framework, whose dump was imported. ``processes``: the
+    devices of the mesh that each of several processes held; empty of one.
     """
 
     schema: int
@@ -183,6 +184,17 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
     mesh: dict[str, Count] = msgspec.field(default_factory=dict)
+    processes: tuple[tuple[Index, ...], ...] = ()
+
+
+class ShardRecord(Record, frozen=True, omit_defaults=False):
+    """A line of shards/N.jsonl, which a run of several processes has until it is finished: what process N has written.
+
+    ``of``: prompts, or the case of a program; ``bytes``: of the parts of tensors that it holds.
+    """
+
+    of: tuple[str, ...]
+    bytes: Count
 
 
 class BatchRecord(Record, frozen=True, omit_defaults=False):

@@ -1,0 +1,87 @@
+"""What a call of a program holds, written: in a file, or by several processes as parts of arrays (JAX)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from precaudit.interpreters.jaxpr.keys import on_host
+from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
+from precaudit.recording.runs.hosts import Hosts, hosts_here
+from precaudit.recording.runs.programs import ProgramRun, file_name, write_manifest, write_tensors
+from precaudit.recording.runs.shards import note_shard, remove_shards
+from precaudit.recording.tracing.parts import Spread
+
+
+@dataclass
+class CallWriter:
+    """Writes what calls hold below a run's folder, one case after another.
+
+    ``pending``: names of what this case wrote whose hash is not known yet, since parts lie with several processes.
+    """
+
+    folder: Path
+    hosts: Hosts = field(default_factory=hosts_here)
+    pending: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def write(
+        self, record: ProgramRun, at: tuple[str, int], inputs: Any, held: Any, named: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Write what a call holds; return the hash of each file that is whole."""
+        outputs = {p.name for p in record.outputs}
+        hashes = {}
+        named = {n: x for n, x in named.items() if n in outputs}
+        for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
+            name = file_name(record, *at, kind)
+            if self.hosts.several:
+                self._write_parts(name, tensors)
+                continue
+            arrays = {k: np.asarray(on_host(x), order="C") for k, x in tensors.items()}
+            hashes[name], nbytes = write_tensors(self.folder, name, arrays)
+            self.bytes += nbytes
+        return hashes
+
+    def _write_parts(self, name: str, tensors: Mapping[str, Any]) -> None:
+        first, below = self.hosts.first, name.removeprefix(f"{TENSORS}/")
+        arrays = [Spread.of(x, first).whole(f"{below}/{k}") for k, x in tensors.items()]
+        self.bytes += Arrays(self.folder / TENSORS).write(arrays, metadata=first)
+        self.pending.append(name)
+
+    def end(self, case: str) -> tuple[dict[str, str], int]:
+        """Return the hashes that were not known, and the bytes of a case, once every process has written its parts.
+
+        Each process reads some of what all wrote, as it lies on the disk.
+        """
+        hosts, what = self.hosts, f"writing {case}"
+        names, written, self.pending, self.bytes = self.pending, self.bytes, [], 0
+        if not hosts.several:
+            return {}, written
+        note_shard(self.folder, hosts.index, [case], written)
+        hosts.share(what)
+        own = {name: arrays_hash(read_arrays(self.folder, name)) for name in names[hosts.index :: hosts.count]}
+        found, total = dict[str, str](), 0
+        for said in hosts.share(what, msgspec.json.encode((own, written)).decode()):
+            hashes, nbytes = msgspec.json.decode(said, type=tuple[dict[str, str], int])
+            found, total = found | hashes, total + nbytes
+        return found, total
+
+    def manifest(self, record: ProgramRun) -> None:
+        """Write program.json, of several processes the first."""
+        if self.hosts.first:
+            write_manifest(self.folder, record)
+
+    def finish(self, record: ProgramRun) -> None:
+        """Write program.json of a run that is whole; return once it is there."""
+        self.manifest(record)
+        if self.hosts.first:
+            remove_shards(self.folder)
+        self.hosts.share("the end of the run")
+
+
+def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
+    return {str(i): x for i, x in enumerate(jax.tree.leaves(inputs))}
