@@ -34,13 +34,18 @@ def free_port():
         return held.getsockname()[1]
 
 
-def start(number, port, *arguments, wait=60, of=2, **more):
+def start(number, port, *arguments, wait=60, of=2, cwd=ROOT, **more):
     """Start the trace of one of two processes, of two devices each."""
     own = ("--coordinator", f"localhost:{port}", "--processes", of, "--process", number, "--wait", wait)
     command = [sys.executable, "-m", "precaudit", "trace", *map(str, (*arguments, *own))]
     return subprocess.Popen(
-        command, env=flags(2) | more, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=flags(2) | more, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def child_of(started):
+    """Return the process that runs JAX."""
+    return int(subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True).stdout)
 
 
 def ends(started):
@@ -106,6 +111,29 @@ def test_parts_of_a_tensor_lie_in_cells_of_their_own():
     assert Part((2, 0), None).start == (2, 0)
 
 
+def test_a_disk_that_takes_no_more_is_told(tmp_path):
+    """Nothing of that call is there then; a smaller one is."""
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        import numpy as np
+        from precaudit.recording.runs.arrays import Arrays, Part, WrittenArray
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, -1))
+        arrays = Arrays(Path(sys.argv[1]))
+        for name, rows in (("small", 4), ("large", 4096)):
+            x = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
+            array = WrittenArray(name, x.shape, "float32", x.shape, (Part((0, 0), x),))
+            try:
+                arrays.write([array], metadata=True)
+            except OSError as error:
+                print(error.errno, error.strerror, name)
+        assert arrays.read("small").shape == (4, 64)
+        assert arrays.entry("large") is None
+    """
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert (found.stdout, found.stderr[-300:]) == ("28 No space left on device large\n", "")
+
+
 @pytest.mark.slow  # 25 s: two processes, and one, that compile
 def test_a_model_of_two_processes_is_the_run_of_one(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
@@ -124,8 +152,7 @@ def test_a_process_that_dies_leaves_a_run_that_goes_on(tmp_path, capsys):
     while not ((two / "batches.jsonl").is_file() and (two / "batches.jsonl").read_bytes()):
         time.sleep(0.01)
         assert started[1].poll() is None
-    child = subprocess.run(["pgrep", "-P", str(started[1].pid)], capture_output=True, text=True, check=True).stdout
-    os.kill(int(child), signal.SIGKILL)
+    os.kill(child_of(started[1]), signal.SIGKILL)
     (first, said), (second, killed) = ends(started)
     assert (first, second) == (2, 2)
     assert len(said) == 1
@@ -184,6 +211,35 @@ def test_what_processes_cannot_do_together_is_said_by_one(tmp_path):
     assert "give a mesh of all" in told(*[("--mesh", "data=2")] * 2)
     assert "give --mesh" in told((), ())
     assert "exists and is not a run" in told(*[(*mesh, "-o", there)] * 2)
+
+
+@pytest.mark.slow  # 25 s: JAX gives a process ten seconds
+def test_a_process_that_stops_is_waited_for_no_longer_than_said(tmp_path):
+    folder, port = tmp_path / "r", free_port()
+    given = (*TINY, "-o", folder)
+    started = [start(number, port, *given, wait=10) for number in (0, 1)]
+    while not (folder / "run.json").is_file():
+        time.sleep(0.05)
+    stopped = child_of(started[1])
+    os.kill(stopped, signal.SIGSTOP)
+    [(code, said)] = ends(started[:1])
+    os.kill(stopped, signal.SIGCONT)
+    assert code == 2
+    assert len(said) == 1
+    assert said[0].startswith("precaudit: process 0 of 2 lost another one, which ended or answers no more")
+    assert ends(started[1:])[0][0] == 2
+
+
+@pytest.mark.slow  # 10 s
+def test_a_folder_that_hosts_do_not_share_is_told(tmp_path):
+    port, each = free_port(), []
+    for number in (0, 1):
+        (tmp_path / str(number)).mkdir()
+        given = (ROOT / PROGRAM, "-o", "r")
+        each.append(start(number, port, *given, cwd=tmp_path / str(number), PYTHONPATH=str(ROOT)))
+    (code, said), other = ends(each)
+    assert {code, other[0]} == {2}
+    assert "process 1 does not see r/program.json of process 0" in [*said, *other[1]][0]
 
 
 @pytest.mark.slow  # 15 s

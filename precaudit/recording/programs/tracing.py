@@ -111,7 +111,7 @@ def trace_program(
         record = manifest_to_resume(folder, record, strict)
         writer.hosts.agree("what goes on", {"the cases that are there": ", ".join(n.case for n in record.neutrality)})
     writer.manifest(record)
-    writer.hosts.share("the run's folder")
+    writer.begin()
     done = _record(_Running(program, planned, record, target, strict), writer, tell)
     writer.finish(msgspec.structs.replace(done, finished=_now()))
     return open_program_run(folder)

@@ -12,8 +12,8 @@ import numpy as np
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
 from precaudit.recording.runs.hosts import Hosts, hosts_here
-from precaudit.recording.runs.programs import ProgramRun, file_name, write_manifest, write_tensors
-from precaudit.recording.runs.shards import note_shard, remove_shards
+from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest, write_tensors
+from precaudit.recording.runs.shards import check_shared, note_shard, remove_shards
 from precaudit.recording.tracing.parts import Spread
 
 
@@ -74,6 +74,11 @@ class CallWriter:
         """Write program.json, of several processes the first."""
         if self.hosts.first:
             write_manifest(self.folder, record)
+
+    def begin(self) -> None:
+        """Return once program.json is there; raises UserError where a process does not see it."""
+        if self.hosts.several:
+            check_shared(self.folder / MANIFEST, self.hosts)
 
     def finish(self, record: ProgramRun) -> None:
         """Write program.json of a run that is whole; return once it is there."""

@@ -71,7 +71,7 @@ class Arrays:
 
     def write(self, arrays: Iterable[WrittenArray], metadata: bool) -> int:
         """Write the parts held here, all or none; return their bytes. ``metadata``: say what the arrays are, too."""
-        transaction, todo, written = self._ts.Transaction(), [], 0
+        transaction, todo, written = self._ts.Transaction(atomic=True), [], 0
         for array in arrays:
             for create in (True, False) if metadata else (False,):
                 if not create and not array.parts:

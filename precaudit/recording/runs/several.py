@@ -5,7 +5,7 @@ from pathlib import Path
 
 from precaudit.recording.runs.arrays import TENSORS, Arrays, WrittenArray
 from precaudit.recording.runs.hosts import Hosts
-from precaudit.recording.runs.shards import SHARDS, note_shard, remove_shards
+from precaudit.recording.runs.shards import SHARDS, check_shared, note_shard, remove_shards
 from precaudit.recording.runs.writer import RunWriter, SharedTensor, point_record
 from precaudit.schema.records.lines import decode_lines, encode
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
@@ -24,7 +24,7 @@ class SharedWriter:
     ) -> None:
         self.folder, self.hosts = folder, hosts
         self._tables = RunWriter(folder, run, prompts, kept) if hosts.first else None
-        hosts.share("the run's folder")
+        check_shared(folder / "run.json", hosts)
         self._arrays = Arrays(folder / TENSORS)
         self._batch: list[SharedTensor] = []
         self._bytes = self._batches = 0
@@ -35,7 +35,7 @@ class SharedWriter:
             self._tables.steps(records)
 
     def write_parts(self, tensors: Sequence[SharedTensor], arrays: Sequence[WrittenArray]) -> None:
-        """Write the parts held here of what a call made for a prompt."""
+        """Write the parts held here of what a call made."""
         self._bytes += self._arrays.write(arrays, metadata=self.hosts.first)
         self._batch += tensors
 

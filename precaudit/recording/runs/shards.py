@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.hosts import Hosts
 from precaudit.recording.runs.writer import Lines
 from precaudit.schema.records.lines import decode_lines
 from precaudit.schema.records.runs import ShardRecord
@@ -19,6 +21,14 @@ def note_shard(folder: Path, process: int, of: Sequence[str], written: int) -> N
     lines = Lines(folder / SHARDS / f"{process}.jsonl")
     lines.add([ShardRecord(of=tuple(of), bytes=written)])
     lines.close()
+
+
+def check_shared(path: Path, hosts: Hosts) -> None:
+    """Raise UserError where a process does not see what the first has written; returns once that is written."""
+    said = hosts.share("the run's folder", file_hash(path) if hosts.first else "")[0]
+    seen = hosts.share("the run's folder", "seen" if path.is_file() and file_hash(path) == said else "")
+    if blind := [i for i, x in enumerate(seen) if not x]:
+        raise UserError(f"process {blind[0]} does not see {path} of process 0: -o is a folder that all hosts share")
 
 
 def remove_shards(folder: Path) -> None:

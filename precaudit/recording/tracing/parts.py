@@ -74,9 +74,9 @@ def record_parts(whole: Recording, writer: SharedWriter) -> None:
     call, first = whole.call, writer.hosts.first
     taps = {name: Spread.of(x, first) for name, x in call.taps.items()}
     slots = {layer: i for i, layer in enumerate(whole.layers)}
+    tensors, arrays = [], []
     for b, prompt in enumerate(whole.prompts):
         values = call.logits[b, : len(call.rows[b])]
-        tensors, arrays = [], []
         for e in whole.entries[b]:
             if e.point != LOGITS and e.source not in taps and POINTS[e.source].within is not None:
                 continue
@@ -91,8 +91,8 @@ def record_parts(whole: Recording, writer: SharedWriter) -> None:
         if whole.steps:
             start, tokens = len(prompt.tokens) - 1, np.asarray(call.tokens[b]).tolist()
             writer.steps(step_records(prompt.id, call.phase, call.step, start, call.rows[b], tokens, values))
-        if tensors:
-            writer.write_parts(tensors, arrays)
+    if tensors:
+        writer.write_parts(tensors, arrays)
 
 
 def _tensor(e: ExpectedTensor, prompt: PromptRecord, call: CallOutputs) -> SharedTensor:

@@ -16,7 +16,7 @@ from precaudit.numbers.arrays import release
 from precaudit.progress import Progress
 from precaudit.recording.runs import unfinished
 from precaudit.recording.runs.folders import check_space, prepare_folder
-from precaudit.recording.runs.hosts import hosts_here
+from precaudit.recording.runs.hosts import ALONE, Hosts, hosts_here
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.several import writer_of
 from precaudit.recording.runs.shards import remove_shards
@@ -127,7 +127,6 @@ def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, pro
     kept, record, hosts = work.kept, work.record, hosts_here()
     hosts.agree("what is traced", _facts(work, folder))
     record = record if kept is None else kept.record
-    warnings = []
     if hosts.first:
         check_space(folder, size + (1 << 20) - (0 if kept is None else kept.bytes))
         if kept is None:
@@ -136,8 +135,8 @@ def _record(work: TraceWork, folder: Path, size: int, options: TraceOptions, pro
             unfinished.trim(folder, kept)
             remove_shards(folder)
             progress.say(f"{folder}: {kept.prompts} of {len(work.prompts)} prompts are there; goes on with the others")
-        target = work.subject.predicted
-        warnings = [*weight_warnings(work.subject), *(() if target is None else assumptions(target))]
+    target = work.subject.predicted
+    warnings = [*weight_warnings(work.subject, hosts), *(() if target is None else assumptions(target))]
     for warning in warnings:
         progress.say(f"warning: {warning}")
     record = msgspec.structs.replace(record, warnings=tuple(warnings))
@@ -330,13 +329,14 @@ def _announcement(work: TraceWork, size: int) -> str:
     )
 
 
-def weight_warnings(subject: Subject) -> list[str]:
-    """Return a warning for every tensor with NaN or infinite values."""
+def weight_warnings(subject: Subject, hosts: Hosts = ALONE) -> list[str]:
+    """Return a warning for every tensor with NaN or infinite values; of several processes each reads some tensors."""
     found = []
-    for name in subject.checkpoint.tensors.shapes():
+    for name in list(subject.checkpoint.tensors.shapes())[hosts.index :: hosts.count]:
         x = subject.checkpoint.tensors.read_tensor(name)
         bad = count_nonfinite(x)
         release(x)
         if bad:
             found.append(f"weights: tensor {name!r} has {bad} values that are NaN or infinite")
-    return found
+    each = hosts.share("looking for NaN in the weights", "\n".join(found))
+    return [line for said in each for line in said.splitlines()]
