@@ -10,8 +10,9 @@ from precaudit.cli._options import cache_option, deliver, page_options, progress
 
 if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import BisectionTrial
+    from precaudit.reports.report import Report
 
-WAYS = ("policy", "layers", "lines", "flags", "commits", "versions")
+WAYS = ("policy", "layers", "lines", "flags", "commits", "versions", "programs")
 
 
 @click.command()
@@ -25,6 +26,10 @@ WAYS = ("policy", "layers", "lines", "flags", "commits", "versions")
               help="The smallest set that breaks A, or that mends B [layers: cure, else cause].")  # fmt: skip
 @click.option("--raise", "raised", metavar="float32", help="By layers: what their arithmetic is raised to.")
 @click.option("--between", metavar="V,V", help="By versions: those between A and B, oldest first.")
+@click.option("--steps", type=click.IntRange(1), metavar="N",
+              help="Compare N steps of a training in A and in B, and search nothing.")  # fmt: skip
+@click.option("--members", type=click.IntRange(4), default=8, show_default=True, metavar="N",
+              help="By --steps: correct makings of A's steps that B is held to.")  # fmt: skip
 @click.option("--policy", metavar="NAME|FILE", help="By flags, commits, versions: the policy of a model [bf16].")
 @click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
 @click.option("--most", type=click.IntRange(0), default=64, show_default=True, metavar="N",
@@ -52,9 +57,22 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
 
     Exit code 0 where it was found, 2 where A fails or B passes, 3 where that cannot be told or a trial answers
     differently twice.
+
+    With --steps nothing is searched: a training runs the same steps in A and in B from one state. Exit code 0 where
+    they part as rounding does, 1 where B drifts, 3 where that cannot be told.
     """
     from precaudit.errors import UserError
 
+    steps, members = given.pop("steps"), given.pop("members")
+    folder = given["output"] or Path("traces") / "runs" / f"{Path(subject.partition(':')[0]).stem}-bisect"
+    names = ("markdown", "html", "as_json", "no_cache", "output")
+    options = {k: v for k, v in given.items() if k not in names}
+    if steps is not None:
+        report = _training(subject, folder, options, steps, members)
+        deliver(report, as_json, markdown=markdown, html=html)
+        return report.exit_code
+    if given["by"] == "programs":
+        raise UserError("--by programs compares two trainings: give --steps N")
     if (given["test"] is None) == (given["test_command"] is None):
         raise UserError("give --test TEST or --test-command CMD, one of them")
     with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
@@ -64,9 +82,7 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
         from precaudit.workflows.bisect import bisect, figure_text
         from precaudit.workflows.bisect_sources import Given, source_of
 
-        folder = given["output"] or Path("traces") / "runs" / f"{Path(subject.partition(':')[0]).stem}-bisect"
-        names = ("markdown", "html", "as_json", "no_cache", "output")
-        asked = Given(subject, folder, **{k: v for k, v in given.items() if k not in names})
+        asked = Given(subject, folder, **options)
         request, source = source_of(asked, Progress(lambda _line: None, advance), cache, " ".join(sys.argv[1:]))
 
         def tell(trial: "BisectionTrial") -> None:
@@ -79,3 +95,16 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
     report = bisect_report(found, trials, str(folder))
     deliver(report, as_json, markdown=markdown, html=html)
     return report.exit_code
+
+
+def _training(subject: str, folder: Path, options: dict[str, Any], steps: int, members: int) -> "Report":
+    """Return the report of a training's steps in A and in B."""
+    with progress_bar("loading JAX") as advance:
+        from precaudit.progress import Progress
+        from precaudit.reports.training import training_report
+        from precaudit.workflows.bisect_sources import Given
+        from precaudit.workflows.training import compare_training
+
+        asked = Given(subject, folder, **options)
+        found, records = compare_training(asked, steps, members, Progress(lambda _line: None, advance))
+    return training_report(found, records, str(folder))

@@ -157,7 +157,7 @@ def _by_processes(
     from precaudit.recording.tracing.subject import load
 
     good, bad = _both(given)
-    sides, program = _sides(given, good, bad), is_reference(given.subject)
+    sides, program = sides_of(given, good, bad), is_reference(given.subject)
     same_file = given.by != "commits"
     find: Find = "cause" if given.by == "flags" else "first"
     code = _source_hash(given.subject) if program and same_file else ""
@@ -182,7 +182,7 @@ def _by_processes(
     )  # fmt: skip
 
 
-def _sides(given: Given, good: str, bad: str) -> "Sides":
+def sides_of(given: Given, good: str, bad: str) -> "Sides":
     """Return what lies between A and B of trials in processes; raises UserError for sides that are none."""
     if given.by == "flags":
         from precaudit.diagnosis.bisection.flags import flag_sides
@@ -224,13 +224,13 @@ def _check_options(given: Given) -> None:
     """Raise UserError for options that say nothing of this kind of bisection, or of a program."""
     from precaudit.recording.programs.loading import is_reference
 
-    if other := _given_among(given, REFUSED[given.by]):
+    if other := given_among(given, REFUSED[given.by]):
         raise UserError(f"--by {given.by} takes no {other}")
-    if is_reference(given.subject) and (other := _given_among(given, OF_MODELS)):
+    if is_reference(given.subject) and (other := given_among(given, OF_MODELS)):
         raise UserError(f"a program says itself what it runs on; leave out {other}")
 
 
-def _given_among(given: Given, names: tuple[str, ...]) -> str:
+def given_among(given: Given, names: tuple[str, ...]) -> str:
     """Return those options of some that were given, as a user writes them."""
     there = (name for name in names if getattr(given, name) not in (None, ()))
     return ", ".join(f"--{name.replace('_', '-').replace('raised', 'raise')}" for name in there)

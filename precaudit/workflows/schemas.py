@@ -18,6 +18,7 @@ from precaudit.checks.rollouts.timing import Timing
 from precaudit.diagnosis.bisection.records import Bisection, BisectionAsked, BisectionTrial
 from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.diagnosis.sameness.records import Sameness
+from precaudit.diagnosis.training.records import Training, TrainingMember, TrainingTensor
 from precaudit.recording.dumps.runs import DumpRun
 from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.programs import ProgramRun
@@ -47,6 +48,9 @@ FILES = {
     "sweep.jsonl": SweepRow,
     "trials.jsonl": BisectionAsked | BisectionTrial,
     "bisect.json": Bisection,
+    "training.json": Training,
+    "training.jsonl": TrainingTensor,
+    "members.jsonl": TrainingMember,
     "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | TokenCause,
     "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
     "probe.jsonl": ProbeRecord,

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,33 +65,35 @@ class ProcessTrials:
         """Return the figures of a trial; raises UserError where its process ends with an error."""
         folder, good = folder.resolve(), self.good.resolve()
         with self.sides.site(changes) as site:
-            variables = self._variables(site)
+            variables = site_variables(site)
             if self.command is not None:
                 said = {**variables, **command_variables(self.subject, changes)}
                 return run_command(self.command, said, site.where)
             asked = ["trace", self.subject, "-o", str(folder), "--force", *self.arguments]
             if folder != good and not is_reference(self.subject):
                 asked += ["--tokens-from", str(good)]
-            _run(site, variables, asked)
+            run_module(site, asked)
             if self.against == "fp64":
-                _run(site, variables, ["compare", str(folder), "--accum", "none"])
+                run_module(site, ["compare", str(folder), "--accum", "none"])
         return read_figures(folder, good, self.against, self.criterion)
 
-    def _variables(self, site: Site) -> dict[str, str]:
-        """Return the environment of a process: the user's, with our code and its own Python found first."""
-        found = {**os.environ, **site.variables}
-        found["PYTHONPATH"] = os.pathsep.join(x for x in (str(OURS), os.environ.get("PYTHONPATH", "")) if x)
-        found["PATH"] = os.pathsep.join((str(Path(site.python).parent), found.get("PATH", "")))
-        return found
+
+def site_variables(site: Site) -> dict[str, str]:
+    """Return the environment of a process: the user's, with our code and its own Python found first."""
+    found = {**os.environ, **site.variables}
+    found["PYTHONPATH"] = os.pathsep.join(x for x in (str(OURS), os.environ.get("PYTHONPATH", "")) if x)
+    found["PATH"] = os.pathsep.join((str(Path(site.python).parent), found.get("PATH", "")))
+    return found
 
 
-def _run(site: Site, variables: Mapping[str, str], arguments: list[str]) -> None:
-    """Run a command of ours; raises UserError with its last line where it fails."""
+def run_module(site: Site, arguments: Sequence[str], module: str = "precaudit") -> None:
+    """Run a module of ours somewhere; raises UserError with its last line where it fails."""
     done = subprocess.run(
-        [site.python, "-m", "precaudit", *arguments], env=dict(variables), cwd=site.where, check=False,
+        [site.python, "-m", module, *arguments], env=site_variables(site), cwd=site.where, check=False,
         capture_output=True, text=True, errors="replace",
     )  # fmt: skip
     if done.returncode:
         said = [x for x in done.stderr.splitlines() if x.strip()]
         last = next((x for x in said if "Unknown flag" in x), said[-1] if said else "nothing said")
-        raise UserError(f"{arguments[0]} ended with {done.returncode}: {last.removeprefix('precaudit: ').strip()}")
+        what = arguments[0] if module == "precaudit" else module.rpartition(".")[2]
+        raise UserError(f"{what} ended with {done.returncode}: {last.removeprefix('precaudit: ').strip()}")

@@ -1,0 +1,1 @@
+"""Training, step for step: where two sides part, and whether that grows as rounding does or drifts."""
