@@ -8,6 +8,7 @@ import argparse
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import sys
@@ -25,7 +26,11 @@ from precaudit.schema.records.errors import ErrorRecord
 
 START = 1.0  # CPU seconds to the first screen: by the clock, where nobody else computes
 LONGEST = 60.0  # seconds that anything is waited for
-MARKS = {"first screen": b"Quit", "first cells": b"attn_norm", "all cells, judged": b"rounding explains all"}
+MARKS = {
+    "first screen": rb"Quit",
+    "first cells": rb"[1-9][0-9,]* pass",
+    "all cells, judged": "(✓ rounding|✗ (?!layer))".encode(),
+}
 
 
 def opening(run: Path) -> dict[str, tuple[float, float]]:
@@ -44,7 +49,7 @@ def opening(run: Path) -> dict[str, tuple[float, float]]:
         if select.select([terminal], [], [], 0.02)[0]:
             seen += os.read(terminal, 1 << 16)
         now = perf_counter() - start, _cpu(child.pid)
-        found |= {name: now for name, mark in MARKS.items() if mark in seen and name not in found}
+        found |= {name: now for name, mark in MARKS.items() if re.search(mark, seen) and name not in found}
     os.write(terminal, b"q")
     try:
         while select.select([terminal], [], [], 5)[0] and os.read(terminal, 1 << 16):

@@ -83,7 +83,7 @@ def command(subject: str, text: str | None, **given: Any) -> int:
         )  # fmt: skip
         rows = sweep(open_subject, asked, folder, Progress(lambda line: say(line, err=True), advance))
     for path in given["plots"]:
-        write_whole(path, report.picture(rows, path))
+        write_whole(path, report.picture(rows, path, subject, given["tpu"]))
     found = report.sweep_report(rows, given["tpu"])
     deliver(found, given["as_json"])
     return found.exit_code

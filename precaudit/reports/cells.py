@@ -258,7 +258,7 @@ def _status_text(e: ErrorRecord) -> str:
         return "there is nothing to judge it by"
     metric, scope, size, limit, index = found
     at = "" if index is None else f" {list(index) if isinstance(index, list | tuple) else index}"
-    return f"{metric} of {scope}{at} is {size:.3g}, limit {limit:.3g}"
+    return f"{metric} of {scope}{at} is {digits(size)}, limit {digits(limit)}"
 
 
 def _explanation(e: ErrorRecord) -> str:

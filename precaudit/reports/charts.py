@@ -31,6 +31,7 @@ OF_LIMIT = (0.1, 0.25, 0.5, 0.75, 1.0, 2.0, 10.0)
 STEPS = {"local": OF_LIMIT, "forward": (0.5, 1.0, 2.0, 4.0, 7.5, 15.0, 75.0), "formula": OF_LIMIT}
 TITLES = {"local": "× its limit", "forward": "× an emulated policy's error", "formula": "× its limit"}
 MOST = 12  # bars of shares
+LABEL, LINE, GAP = 0.3, 0.07, 0.01  # of a chart: a name's width, room between two lines of them, marks in one column
 
 
 @dataclass(frozen=True)
@@ -114,16 +115,14 @@ def heat_map(
     base = alt.Chart(data_of(rows)).encode(
         x, y, tooltip=[alt.Tooltip(f"{k}:N") for k in ("layer", "point", "status", "size")]
     )
-    squares = base.mark_rect(cornerRadius=2, cursor="pointer").encode(
-        colour,
-        stroke=alt.condition(picked, alt.value(palette.ink), alt.value(palette.paper)),
-        strokeWidth=alt.condition(picked, alt.value(2.5), alt.value(1)),
-    ).add_params(picked)  # fmt: skip
+    squares = base.mark_rect(cornerRadius=2, cursor="pointer", stroke=palette.paper, strokeWidth=1).encode(colour)
+    frame = base.mark_rect(cornerRadius=2, fill="transparent", stroke=palette.ink, strokeWidth=2.5)
     beyond = alt.FieldOneOfPredicate("band", names[-4:-1])
     marks = base.mark_text(fontSize=12, fontWeight="bold").encode(
         text="mark:N", color=alt.condition(beyond, alt.value(palette.on_hot), alt.value(palette.ink))
     )  # fmt: skip
-    return style(alt.layer(squares, marks), palette, 22 * len({c.point for c in shown}))
+    chosen = frame.transform_filter(picked)  # drawn last: no neighbour covers it
+    return style(alt.layer(squares.add_params(picked), marks, chosen), palette, 22 * len({c.point for c in shown}))
 
 
 def _row(i: int, c: Cell, kind: str) -> dict[str, Any]:
@@ -226,29 +225,55 @@ def remedies_chart(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGH
     alt = altair_of()
     rows = [r for x in found if isfinite((r := _price_row(x))["gain"]) and isfinite(r["price"])]
     of_lines = any(isinstance(x, LineRemedy) for x in found)
-    title = "price: bytes more" if of_lines else "price: time of prefill, × before"
-    base = alt.Chart(data_of(_apart(rows))).encode(
+    title = "price: bytes more, to the right" if of_lines else "price: time of prefill, × before (beyond 1 slower)"
+    base = alt.Chart(data_of(named_apart(rows, "change", "price", "gain"))).encode(
         alt.X("price:Q", title=title, scale=alt.Scale(zero=of_lines, padding=30), axis=alt.Axis(tickCount=5)),
-        alt.Y("gain:Q", title="gain", axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(padding=12)),
+        alt.Y(
+            "gain:Q",
+            title="gain, up is nearer FP64",
+            axis=alt.Axis(format="%", tickCount=5),
+            scale=alt.Scale(padding=12),
+        ),
         tooltip=["change:N", alt.Tooltip("gain:Q", format=".1%"), alt.Tooltip("price:Q", format=".3~g"), "kept:N"],
     )
     dots = base.mark_point(filled=True, size=80, opacity=1, color=palette.series[0])
-    right = base.mark_text(align="left", dx=8, color=palette.ink, limit=150).encode(text="right:N")
-    left = base.mark_text(align="right", dx=-8, color=palette.ink, limit=150).encode(text="left:N")
-    return style(alt.layer(dots, right, left), palette, 280)
+    return style(alt.layer(dots, *named_marks(base, palette)), palette, 280)
 
 
-def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with their names at the ``right``, or at the ``left`` where another mark would be in the way."""
-    prices, gains = ([float(r[k]) for r in rows] for k in ("price", "gain"))
-    wide, high = max(prices, default=0.0) - min(prices, default=0.0), max(gains, default=0.0) - min(gains, default=0.0)
+def named_apart(rows: list[dict[str, Any]], name: str, price: str, gain: str) -> list[dict[str, Any]]:
+    """Return rows with what their marks are called at the ``right``, at the ``left`` where another would be in the way.
 
-    def meets(r: dict[str, Any], other: dict[str, Any]) -> bool:
-        right, up = other["price"] - r["price"], abs(other["gain"] - r["gain"])
-        return other is not r and 0 <= right < 0.3 * wide and up < 0.07 * high
+    One that has room at neither side has no name; the highest are named first. ``name``, ``price``
+    (along x) and ``gain`` (along y): keys of a row.
+    """
+    across, up = ([float(r[k]) for r in rows] for k in (price, gain))
+    wide = max(across, default=0.0) - min(across, default=0.0) or 1.0
+    high = LINE * (max(up, default=0.0) - min(up, default=0.0) or 1.0)
+    gap = GAP * wide
+    named: list[tuple[float, float, float]] = []  # where a name begins and ends, and how high it is
 
-    sides = ["left" if any(meets(r, other) for other in rows) else "right" for r in rows]
-    return [{**r, "left": "", "right": "", side: r["change"]} for r, side in zip(rows, sides, strict=True)]
+    def is_free(begin: float, end: float, height: float) -> bool:
+        dots = ((x, x, h) for x, h in zip(across, up, strict=True) if min(abs(x - begin), abs(x - end)) > gap)
+        return not any(a < end and b > begin and abs(h - height) < high for a, b, h in (*dots, *named))
+
+    found = []
+    for r in sorted(rows, key=lambda r: -float(r[gain])):
+        at, height, sides = float(r[price]), float(r[gain]), {"left": "", "right": ""}
+        for side, begin, end in (("right", at, at + LABEL * wide), ("left", at - LABEL * wide, at)):
+            if is_free(begin, end, height):
+                named.append((begin, end, height))
+                sides[side] = r[name]
+                break
+        found.append({**r, **sides})
+    return found
+
+
+def named_marks(base: "alt.Chart", palette: Palette) -> list["alt.Chart"]:
+    """Return the names of marks as layers, of rows of ``named_apart``."""
+    return [
+        base.mark_text(align="left", dx=8, color=palette.ink, limit=150).encode(text="right:N"),
+        base.mark_text(align="right", dx=-8, color=palette.ink, limit=150).encode(text="left:N"),
+    ]
 
 
 def _price_row(x: Remedy | LineRemedy) -> dict[str, Any]:
@@ -269,6 +294,7 @@ def style(chart: Any, palette: Palette, height: Any) -> Any:
     axis = {
         "labelColor": palette.muted, "titleColor": palette.muted, "gridColor": palette.line, "tickColor": palette.line,
         "domainColor": palette.line, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+        "titlePadding": 14,
     }  # fmt: skip
     legend = {"labelColor": palette.ink, "titleColor": palette.muted, "orient": "top", "labelFontSize": 12}
     return (

@@ -24,7 +24,7 @@ from precaudit.reports.report import Chart, Headline, Report, Section
 from precaudit.reports.summary import comparison_sentences
 from precaudit.reports.tables import detail, prefill_decode_table
 from precaudit.reports.tokens import text_of, worst_ratios
-from precaudit.schema.records.base import value
+from precaudit.schema.records.base import Number, value
 
 POINTS = 80  # of a heat map: those that err most
 MAPS = {
@@ -66,15 +66,20 @@ def gathered_page(found: Gathered) -> str:
 def run_report(found: Gathered) -> Report:
     """Return the report of all that is written beside a run, for a page that has its heat maps."""
     warned = () if found.compared is None else found.compared.run.record.warnings
-    notes = [f"note: {n}" for n in dict.fromkeys([*found.judgement.notes, *warned])]
+    sections = tuple(_sections(found))
+    lacking = (f"{s.heading}: {' '.join(filter(None, s.missing))}" for s in sections if s.empty and s.missing[0])
+    notes = [f"note: {n}" for n in dict.fromkeys([*lacking, *found.judgement.notes, *warned])]
     return Report(
-        _verdict(found), tuple(_sections(found)), tuple(notes), command="report", title=title(found.record),
+        _verdict(found), sections, tuple(notes), command="report", title=title(found.record),
         subtitle=subtitle(found.record), facts=facts_of(found.record), words=SHOWN,
     )  # fmt: skip
 
 
 def _sections(found: Gathered) -> Iterator[Section]:
     of_model, diagnosed = found.compared is not None, found.findings is not None
+    none = ("none: diagnosis found nothing that rounding does not explain.", "")
+    none = none if diagnosed else ("not known yet, nor what would help. Run:", f"precaudit diagnose {found.folder}")
+    yield replace(findings_section(found.findings or ()), leads=True, missing=none)
     if charts.grows(found.errors):
         yield Section(
             "How the error of the residual stream grows" if of_model else "How errors grow over steps",
@@ -90,15 +95,14 @@ def _sections(found: Gathered) -> Iterator[Section]:
         pairs = prefill_decode_table(found.compared.prefill_decode)
         yield Section(
             "Prefill against decode", f"{pairs.title}." if pairs else "", (replace(pairs, title=""),) if pairs else (),
-            menu="Prefill and decode", missing=("Not recorded.", "precaudit trace … --phases prefill,decode"),
+            menu="Prefill and decode", missing=("not recorded. Run:", "precaudit trace … --phases prefill,decode"),
         )  # fmt: skip
     if diagnosed:
         gains = charts.remedies_chart(found.remedies, THEMED) if found.remedies else None
         yield Section(
-            "What would help, and what it costs", "Gain: the share of the error of the output that a change takes "
-            "away; the rest is what it costs." if found.remedies else "", tuple(_remedies(found)), menu="Remedies",
-            charts=() if gains is None else (_chart("remedies", "Remedies", gains, width=760),),
-            missing=("Diagnosis measured no change of this run.", ""),
+            "What would help, and what it costs", _remedies_say(found.remedies or ()), tuple(_remedies(found)),
+            menu="Remedies", charts=() if gains is None else (_chart("remedies", "Remedies", gains, width=760),),
+            missing=("diagnosis measured no change of this run.", ""),
         )  # fmt: skip
         known = [s for s in found.shares or () if s.unknown is None and s.shares]
         yield Section(
@@ -107,12 +111,25 @@ def _sections(found: Gathered) -> Iterator[Section]:
                 Section(f"{s.prompt}: {s.objective}", f"{said[:1].upper()}{said[1:]}.", charts=(
                     _chart(f"share{i}", "", charts.shares_chart(s, THEMED), width=760),
                 )) for i, s in enumerate(known) for said in [shares_text(s)]
-            ), menu="Shares", missing=("Diagnosis could not share out the change of this run's outputs.", ""),
+            ), menu="Shares", missing=("diagnosis could not share out the change of this run's outputs.", ""),
         )  # fmt: skip
-    none = ("None: diagnosis found nothing that rounding does not explain.", "")
-    none = none if diagnosed else ("Not known yet, nor remedies and shares.", f"precaudit diagnose {found.folder}")
-    yield replace(findings_section(found.findings or ()), missing=none)
     yield Section("Every layer and point", tables=(replace(_details(found), title=""),), menu="Details", folded=True)
+
+
+def _remedies_say(found: Sequence[Remedy | LineRemedy]) -> str:
+    """Return what gains and prices are: of what, in which direction, how sure, and on which device."""
+    if not found:
+        return ""
+    said = "Gain: the share of the error of the output that a change takes away; more is nearer FP64. "
+    dots = " A dot without a name is named in the table."
+    if isinstance(found[0], LineRemedy):
+        return f"{said}±: its standard error. Emulated, not timed: the price is how many bytes more results take.{dots}"
+    devices = " or ".join(dict.fromkeys(r.device for r in found if isinstance(r, Remedy) and r.device))
+    where = f" on {devices}" if devices else ""
+    return (
+        f"{said}Prefill, decode and memory: after over before{where}, beyond 1 costs more; times are medians of paired "
+        f"calls, in brackets the least and the most.{dots}"
+    )
 
 
 def _chart(name: str, heading: str, made: Any, says: str = "", width: int = 1120) -> Chart:
@@ -208,14 +225,21 @@ def _remedies(found: Gathered) -> Iterator[Table]:
     if rows := [_line(r) if isinstance(r, LineRemedy) else _part(r) for r in found.remedies or ()]:
         of_lines = isinstance((found.remedies or ())[0], LineRemedy)
         columns = ("line", "gain", "±", "before", "after", "flips", "bytes more", "text") if of_lines else (
-            "change", "gain", "KL before", "KL after", "prefill", "decode", "memory", "flips", "how"
+            "change", "gain", "KL", "prefill", "decode", "memory", "flips", "how"
         )  # fmt: skip
         yield Table("", columns, tuple(rows), ("change", "line", "how", "text"))
 
 
 def _part(r: Remedy) -> tuple[str, ...]:
-    times = (f"{value(x):.2f} ×" for x in (r.time, r.decode_time, r.memory))
-    return r.part, f"{100 * value(r.gain):.0f} %", *map(short, r.kl), *times, f"{r.flips[0]} → {r.flips[1]}", r.code
+    prefill, decode = (_times(x, r.ranges.get(kind)) for kind, x in (("prefill", r.time), ("decode", r.decode_time)))
+    sizes = f"{r.flips[0]} → {r.flips[1]}", r.code
+    fallen = " → ".join(map(short, r.kl))
+    return r.part, f"{100 * value(r.gain):.0f} %", fallen, prefill, decode, _times(r.memory), *sizes
+
+
+def _times(x: Number, spread: tuple[Number, Number] | None = None) -> str:
+    between = "" if spread is None else f" ({value(spread[0]):.2f} – {value(spread[1]):.2f})"
+    return f"{value(x):.2f} ×{between}"
 
 
 def _line(r: LineRemedy) -> tuple[str, ...]:

@@ -47,9 +47,9 @@ class Section:
     """A part of a report: its heading and what it shows, both told on pages alone; tables, facts by name, sentences.
 
     ``parts``: with headings of their own, told everywhere. ``only``: where it is shown, if not everywhere; "pages" are
-    Markdown and HTML. Of an HTML page: ``menu``, what it is called there; ``pictures``, which makes (title, SVG) of
-    each; ``charts``; ``folded``, whether its tables are opened; ``missing``, what is said, and the command to run,
-    where nothing is there.
+    Markdown and HTML. Of an HTML page: ``menu``, its place there in a word; ``pictures``, which makes (title, SVG) of
+    each; ``charts``; ``folded``, whether its tables are opened by hand; ``leads``, whether it comes right after the
+    verdict; ``missing``, what is said among the notes, and the command to run, where nothing is there.
     """
 
     heading: str = ""
@@ -63,6 +63,7 @@ class Section:
     charts: tuple[Chart, ...] = ()
     parts: tuple["Section", ...] = ()
     folded: bool = False
+    leads: bool = False
     missing: tuple[str, str] = ("", "")
 
     @property
@@ -121,4 +122,4 @@ class Report:
     def shown_on(self, where: Literal["terminal", "markdown", "html"]) -> list[Section]:
         """Return the sections that a renderer shows, those without anything left out."""
         asked: set[Only] = {"", "terminal"} if where == "terminal" else {"", "pages", where}
-        return [s for s in self.sections if s.only in asked and not (s.empty and not s.missing[0])]
+        return [s for s in self.sections if s.only in asked and not s.empty]

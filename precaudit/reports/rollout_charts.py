@@ -93,6 +93,6 @@ def _lines(base: Any, apart: Mapping[str, Array], palette: Palette, height: int)
     return style(base.encode(alt.Color("of:N", title=None, scale=scale)), palette, height)
 
 
-def svg(chart: Any) -> str:
+def svg(chart: Any, width: int = WIDTH) -> str:
     """Return a chart as an SVG element, whole by itself; raises UserError without vl-convert."""
-    return str(drawing().vegalite_to_svg({**chart.to_dict(), "width": WIDTH}))
+    return str(drawing().vegalite_to_svg({**chart.to_dict(), "width": width}))

@@ -1,18 +1,29 @@
 """A sweep in a terminal and as a picture: a row a policy, and the front of those worth having."""
 
-import json
 from collections.abc import Sequence
-from math import isfinite
+from dataclasses import replace
+from math import isfinite, log10
 from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError
-from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing
+from precaudit.reports.charts import (
+    LIGHT,
+    Palette,
+    altair_of,
+    data_of,
+    drawing,
+    named_apart,
+    named_marks,
+    powers,
+    style,
+)
 from precaudit.reports.digits import digits, short
 from precaudit.reports.escaping import terminal_line
 from precaudit.reports.fitting import Table
 from precaudit.reports.policies import PolicyRow, all_explained
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.reports.rollout_charts import svg
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.records.base import Count, Number, Record, value
 
@@ -46,6 +57,9 @@ KEY = (
     "excess: of the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
     "k3_kl: of what was drawn, against the policy's own prefill; front: nothing that passes is both nearer and faster",
 )  # fmt: skip
+
+WIDTH = 640  # pixels of the picture
+FRONT = "Orange: no policy that passes is both nearer and faster. A mark without a name is named in the table."
 
 
 def front(rows: Sequence[SweepRow]) -> list[str]:
@@ -119,24 +133,24 @@ def _cells(r: SweepRow) -> list[str]:
 
 
 def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
-    """Return KL from FP64 against milliseconds a drawn token, a mark a policy, those on the front filled."""
+    """Return KL from FP64 against milliseconds a drawn token, a mark a policy, those on the front in another colour."""
     alt = altair_of()
-    known = [r for r in rows if r.errors is not None and r.why is None]
-    data = [
-        {"policy": _plainly(r.policy), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front}
-        for r in known
-        if r.errors is not None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
-    ]
-    base = alt.Chart(data_of(data)).encode(
+    data: list[dict[str, Any]] = [
+        {"policy": _plainly(r.policy), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front,
+         "log": log10(value(r.errors.kl))}
+        for r in rows
+        if r.errors is not None and r.why is None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
+    ]  # fmt: skip
+    marks = powers([x["kl"] for x in data])
+    base = alt.Chart(data_of(named_apart(data, "policy", "ms", "log"))).encode(
         alt.X("ms:Q", title="milliseconds a drawn token", scale=alt.Scale(zero=False, padding=30)),
-        alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e")),
+        alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"),
+              axis=alt.Axis(format=".0e", values=marks)),
         tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],
-    )
-    on, off = palette.series[1], palette.series[0]
-    color = alt.condition("datum.front", alt.value(on), alt.value(off))
+    )  # fmt: skip
+    color = alt.condition("datum.front", alt.value(palette.series[1]), alt.value(palette.series[0]))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(color=color)
-    names = base.mark_text(align="left", dx=9, color=palette.ink).encode(text="policy:N")
-    return alt.layer(dots, names).properties(width=560, height=340, title="orange: nothing is both nearer and faster")
+    return style(alt.layer(dots, *named_marks(base, palette)), palette, 340)
 
 
 def _plainly(name: str) -> str:
@@ -144,11 +158,33 @@ def _plainly(name: str) -> str:
     return terminal_line(name).replace("<", "‹")
 
 
-def picture(rows: Sequence[SweepRow], path: Path) -> bytes:
-    """Return the chart as the file's ending says, .html (one file, no network) or .png; raises UserError for others."""
-    made, spec = drawing(), json.loads(chart(rows).to_json())
+def picture(rows: Sequence[SweepRow], path: Path, subject: str = "", tpu: str | None = None) -> bytes:
+    """Return the chart as the file's ending says: .html, a page with its table, or .png; raises UserError for others.
+
+    ``subject``: what was swept; ``tpu``: of which a column is.
+    """
     if path.suffix == ".html":
-        return str(made.vegalite_to_html(spec, bundle=True)).encode()
+        return sweep_page(rows, subject, tpu).encode()
     if path.suffix == ".png":
-        return bytes(made.vegalite_to_png(spec, scale=2))
+        made = style(chart(rows), LIGHT, 340).configure(background="white")
+        return bytes(drawing().vegalite_to_png({**made.to_dict(), "width": WIDTH}, scale=2))
     raise UserError(f"{path}: a plot is written as .html or .png")
+
+
+def sweep_page(rows: Sequence[SweepRow], subject: str, tpu: str | None = None) -> str:
+    """Return the page of a sweep: verdict, picture and table, in light and dark."""
+    from precaudit.reports.html import THEMED
+    from precaudit.reports.pages import as_html
+
+    def drawn() -> list[tuple[str, str]]:
+        return (
+            [("", svg(chart(rows, THEMED), WIDTH))] if any(r.errors is not None and r.why is None for r in rows) else []
+        )
+
+    report = sweep_report(rows, tpu)
+    sections = (
+        Section("What a faster policy costs", f"Down is nearer FP64, left is faster. {FRONT}", pictures=drawn),
+        Section("Every policy", tables=report.sections[0].tables, lines=report.sections[0].lines),
+    )
+    policies = f"{len(rows)} {'policy' if len(rows) == 1 else 'policies'}"
+    return as_html(replace(report, sections=sections, command="sweep", title=subject or "sweep", subtitle=policies))

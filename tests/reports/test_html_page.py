@@ -34,6 +34,7 @@ from precaudit.reports.escaping import escape_html as escaped
 from precaudit.reports.escaping import plain, script
 from precaudit.reports.gathered import gather_run
 from precaudit.reports.meanings import SHOWN, meaning
+from precaudit.reports.templates import template_file
 from precaudit.reports.tokens import text_of, token_ids, worst_ratios
 from precaudit.schema.glossary import look_up
 from precaudit.schema.limits import default_limits
@@ -225,6 +226,79 @@ def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
     assert {"local", "forward", "formula"} <= set(page.data["charts"])
     chosen = page.data["charts"]["formula"]["params"][0]["value"]
     assert chosen == [{"cell": 0}]
+
+
+def sections_of(text):
+    """Return the (heading, what follows it) of every section, and the links of the menu."""
+    bodies = re.findall(r"<section[^>]*>\s*<h2>(.*?)</h2>(.*?)</section>", text, re.S)
+    menu = re.search(r"<nav.*?</nav>", text, re.S)[0]
+    return bodies, re.findall(r">([^<>\n]+)</a>", menu)
+
+
+def test_findings_come_first_and_the_menu_has_the_headings(honest, hostile):
+    for folder in (honest, hostile):
+        text = html.render(folder)
+        bodies, menu = sections_of(text)
+        assert [heading for heading, _ in bodies] == menu
+        assert all(re.sub(r"<[^>]*>|\s", "", body) or 'class="chart"' in body for _, body in bodies)
+        assert len(menu) == len(set(menu)) >= 6
+    assert menu[:2] == ["Findings", "Where the error is"]  # right after the verdict
+
+
+def test_what_is_not_there_is_a_note_and_no_section(honest):
+    bodies, _ = sections_of(html.render(honest))
+    notes = dict(bodies)["Notes"]
+    assert "Findings" not in dict(bodies)
+    assert "Findings: not known yet, nor what would help. Run: precaudit diagnose" in notes
+
+
+def test_no_box_of_a_page_cuts_its_last_row():
+    style = template_file("report.css")
+    assert not re.search(r"max-height: (?!none)|(?<!overflow-)(?<!-)overflow: (auto|scroll)", style)
+
+
+def test_names_of_marks_do_not_overlap():
+    rng = np.random.default_rng(3)
+    for n in (0, 1, 2, 14, 60):
+        rows = [{"is": f"n{i}", "x": float(x), "y": float(y)} for i, (x, y) in enumerate(rng.random((n, 2)).round(1))]
+        found = charts.named_apart(rows, "is", "x", "y")
+        assert len(found) == n
+        assert not any(r["left"] and r["right"] for r in found)
+        if not n:
+            continue
+        xs, ys = ([r[k] for r in rows] for k in "xy")
+        wide, high = charts.LABEL * (max(xs) - min(xs)), charts.LINE * (max(ys) - min(ys))
+        boxes = [(r["x"] - (wide if r["left"] else 0), r["y"]) for r in found if r["left"] or r["right"]]
+        assert boxes
+        assert not any(
+            abs(a - c) < wide - 1e-9 and abs(b - d) < high - 1e-9
+            for i, (a, b) in enumerate(boxes) for c, d in boxes[:i]
+        )  # fmt: skip
+
+
+def test_remedies_name_device_spread_and_direction(honest, tmp_path):
+    shutil.copytree(honest, tmp_path / "run")
+    write_diagnosis(tmp_path / "run", "told")
+    (kept,) = gather_run(tmp_path / "run").remedies
+    known = msgspec.structs.replace(kept, device="cpu:0", ranges={"prefill": (1.1, 1.4), "decode": (1.0, 1.25)})
+    write_lines(tmp_path / "run" / "remedies.jsonl", [known])
+    page = inert(html.render(tmp_path / "run"))
+    for wanted in (
+        "more is nearer FP64",
+        "on cpu:0, beyond 1 costs more",
+        "1.20 × (1.10 – 1.40)",
+        "1.10 × (1.00 – 1.25)",
+    ):
+        assert wanted in page.said["text"], wanted
+    titles = json.dumps(page.data["charts"]["remedies"])
+    assert "beyond 1 slower" in titles
+    assert "up is nearer FP64" in titles
+
+
+def test_the_chosen_cell_is_drawn_over_its_neighbours(honest):
+    (last,) = charts.heat_map(recall(honest).errors).to_dict()["layer"][-1:]
+    assert last["transform"] == [{"filter": {"param": "picked", "empty": False}}]
+    assert last["mark"]["fill"] == "transparent"
 
 
 def test_the_limit_itself_is_not_beyond():

@@ -1,6 +1,7 @@
 """Sweeps: a row a policy with its price, the front by hand, a policy that cannot run, and what is not done again."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -85,11 +86,17 @@ def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_
     assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 
 
-def test_a_plot_needs_no_network(swept):
+def test_a_plot_is_a_page_with_title_table_and_both_themes_that_needs_no_network(swept):
     page = (swept[0] / "plot.html").read_text()
-    assert "fp32" in page
-    assert "<script src=" not in page
-    assert "<link" not in page
+    assert "<title>? tiny – precaudit</title>" in page
+    assert re.search(r"<h1>tiny</h1>.*3 policies.*What a faster policy costs.*<svg.*Every policy.*<table", page, re.S)
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td>", page)
+    assert rows == ["bf16", "fp32", "refused"]
+    drawn = re.search(r"<svg.*?</svg>", page, re.S)[0]
+    assert "var(--ink)" in drawn
+    assert "prefers-color-scheme: dark" in page
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
 
 
 def test_what_was_drawn_is_not_drawn_again(swept, monkeypatch, capfd):

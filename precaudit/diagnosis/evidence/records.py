@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import msgspec
+
 from precaudit.schema.frames import flat, frame, list_column, worst_columns
 from precaudit.schema.records.base import Number, Record
 from precaudit.schema.records.errors import Worst
@@ -46,7 +48,8 @@ class Remedy(Record, frozen=True, omit_defaults=False):
     ``kl``: mean KL from FP64 in nats; ``rms``: of the logit error; ``margin``: mean size of the error of the top-1
     margin at prompts' ends; ``local``: relative own error of ``point`` over all layers (None: not told); ``flips``: of
     top-1 in ``positions``; ``gain``: the share of KL that is gone; ``time``, ``memory``: of prefill, ``decode_time``:
-    of a decode step, after over before. ``run``: hash of run.json.
+    of a decode step, after over before. ``ranges``: the least and the most of the paired calls that ``time`` and
+    ``decode_time`` are medians of, by "prefill" and "decode"; ``device``: on which. ``run``: hash of run.json.
     """
 
     run: str
@@ -65,6 +68,8 @@ class Remedy(Record, frozen=True, omit_defaults=False):
     time: Number
     decode_time: Number
     memory: Number
+    ranges: dict[str, tuple[Number, Number]] = msgspec.field(default_factory=dict)
+    device: str = ""
 
 
 class LineRemedy(Record, frozen=True, omit_defaults=False):

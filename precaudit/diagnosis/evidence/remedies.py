@@ -130,7 +130,8 @@ def remedies(
         except UserError:
             continue
         gain = 1.0 - after.kl / before.kl if before.kl > 0 else 0.0
-        prefill, step = _price(subject, raised, prompts[-1], rows[-1])
+        ratios = _price(subject, raised, prompts[-1], rows[-1])
+        prefill, step = (median(ratios[kind]) for kind in ("prefill", "decode"))
         point = SHOWN.get(name, SHOWN["activations"])
         known = point in before.local and point in after.local
         remedy = Remedy(
@@ -141,6 +142,8 @@ def remedies(
             flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=json_number(gain),
             time=json_number(prefill),
             decode_time=json_number(step), memory=json_number(after.memory / before.memory if before.memory else 1.0),
+            ranges={kind: (json_number(min(x)), json_number(max(x))) for kind, x in ratios.items()},
+            device=str(subject.device),
         )  # fmt: skip
         found.append((gain / max(prefill - 1.0, step - 1.0, FLOOR), remedy))
     return [r for _, r in sorted(found, key=lambda x: -x[0])]
@@ -223,8 +226,8 @@ def _measure(
     return LogitsDistance(float(np.mean(kls)), rms, float(np.mean(margins)), flips, memory, local)
 
 
-def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> tuple[float, float]:
-    """Return the time of prefill and of a decode step, raised over base: the medians of paired calls."""
+def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> dict[str, list[float]]:
+    """Return the times of prefill and of a decode step, raised over base, of every pair of calls."""
     found: dict[str, list[float]] = {"prefill": [], "decode": []}
     for attempt in range(RUNS + 1):  # the first call compiles
         for kind, ratios in found.items():
@@ -236,4 +239,4 @@ def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> tuple[
                 seconds.append(time.perf_counter() - start)
             if attempt:
                 ratios.append(seconds[1] / seconds[0])
-    return median(found["prefill"]), median(found["decode"])
+    return found
