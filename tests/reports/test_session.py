@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from precaudit.judging.gate import gate
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.written import recall
 from precaudit.references.comparison.between import compare_runs
+from precaudit.reports.cells import map_cells
 from precaudit.reports.gathered import recall_run
 from precaudit.reports.session import app, jobs
 from precaudit.reports.session.filters import Filters, look_of, narrowed, parse_filters
@@ -132,7 +134,15 @@ def test_what_is_no_filter_is_told(text, told):
 def test_filters_are_read_as_they_are_written():
     assert parse_filters("--layers=0:2 points q,k") == Filters("0:2", "q,k")
     assert parse_filters(Filters("3", None, "decode", "a b").text) == Filters("3", None, "decode", "a b")
-    assert narrowed(Filters(None, "q", "decode"), [3, 1, 2, None], ["k", "k", "v"]) == Filters("1:4", "k,v", "decode")
+
+
+def test_a_selection_names_what_was_recorded(honest):
+    every = map_cells(recall(honest).errors)["local"]
+    its = [replace(c, layer=i) for i in (3, 1, 2) for c in every if (c.layer, c.point) in ((3, "k"), (3, "v"))]
+    logits = [c for c in every if c.layer is None]
+    assert narrowed(Filters(None, "q", "decode"), [*its, *logits]) == Filters("1:4", "k,v,final_norm,logits", "decode")
+    told = [replace(c, worst=msgspec.structs.replace(c.worst, kind="sums")) for c in its]
+    assert narrowed(ALL, told) == Filters("1:4")  # with what sums of rows tell of
 
 
 def test_a_program_s_run_by_the_same_keys(program_run):

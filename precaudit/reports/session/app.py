@@ -226,13 +226,13 @@ class Sitting(App[None]):
     def action_diagnose(self) -> None:
         """Diagnose what is selected."""
         if cells := self._cells():
-            self._run(command_line("diagnose", self.folder, self._selected(cells)))
+            self._run(command_line("diagnose", self.folder, narrowed(self.filters, cells)))
 
     def action_command(self) -> None:
         """Write the selection as a command line: here, to the clipboard, and on the terminal when the sitting ends."""
         if not (cells := self._cells()):
             return
-        line = f"precaudit {shlex.join(command_line('compare', self.folder, self._selected(cells)))}"
+        line = f"precaudit {shlex.join(command_line('compare', self.folder, narrowed(self.filters, cells)))}"
         self.commands.append(line)
         self.copy_to_clipboard(line)
         self.notify(terminal_line(line), title="copied; printed when you leave", markup=False)
@@ -243,9 +243,6 @@ class Sitting(App[None]):
         if not cells:
             self.notify("no record is here: move to a cell first", severity="warning")
         return cells
-
-    def _selected(self, cells: Sequence[Cell]) -> Filters:
-        return narrowed(self.filters, (c.layer for c in cells), (c.point for c in cells))
 
     def action_story(self) -> None:
         """Tell all there is of the cell at the cursor."""

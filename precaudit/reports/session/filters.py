@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precaudit.errors import UserError, nearest
 from precaudit.judging.looks import Look, look_at
+from precaudit.reports.cells import Cell
 from precaudit.reports.gathered import Recalled
 from precaudit.schema.places import row_spans
 
@@ -68,14 +69,17 @@ def _texts(filters: Filters) -> tuple[str | None, ...]:
     return filters.layers, filters.points, filters.phases, filters.prompt
 
 
-def narrowed(filters: Filters, layers: Iterable[int | None], points: Iterable[str]) -> Filters:
+def narrowed(filters: Filters, cells: Iterable[Cell]) -> Filters:
     """Return filters of some cells: their layers and points, and the phases and prompts as they were.
 
-    What lies outside layers is in no filter of layers.
+    What lies outside layers is in no filter of layers. Operations that sums of rows alone tell of were not recorded,
+    and cannot be named: they go along where no point is.
     """
-    within = sorted({i for i in layers if i is not None})
+    its = list(cells)
+    within = sorted({c.layer for c in its if c.layer is not None})
     spans = (f"{a}:{b}" if b - a > 1 else str(a) for a, b in row_spans(within))
-    return Filters(",".join(spans) or None, ",".join(dict.fromkeys(points)) or None, filters.phases, filters.prompt)
+    points = dict.fromkeys(c.point for c in its if c.worst.kind != "sums")
+    return Filters(",".join(spans) or None, ",".join(points) or None, filters.phases, filters.prompt)
 
 
 def command_line(command: str, run: Path, filters: Filters) -> list[str]:
