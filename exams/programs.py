@@ -228,7 +228,7 @@ def row(
         f"| {name} | {len(opened.record.points)} | {len(local)} | {equal} | {size:.2f} at {point} | {ratio:.2f} | "
         f"{neutral} | {told} | {agree} | {time.perf_counter() - start:.0f} |"
     )
-    said = [f"- {name}: {f.kind}: {f.says}; {value(f.rel_l2 or 0.0):.1e} off at {f.point}" for f in found]
+    said = [f"- {name}: {f.kind}: {f.says}; error {value(f.rel_l2 or 0.0):.1e} at {f.point}" for f in found]
     if alone != {f.cause for f in found}:
         said.append(f"- {name}: by the model alone, without a map: {', '.join(sorted(alone)) or 'nothing'}")
     return text, said, not broken and {f.cause for f in found} == FOUND.get(name, set()) == alone
@@ -259,10 +259,13 @@ def programs(which: str) -> Iterator[tuple[str, Callable[[], Program]]]:
 
 HEAD = """# Programs that others wrote, unedited
 
-`make programs`: automatic points, every segment between them made again in FP64 and as its equations round, forward
-errors through the program's own state. *Worst*: the largest local number over its limit (1 fails); *ratio*: the largest
-forward error over what the program's rounding makes of it; *neutral*: tapping left the outputs bit for bit; *textbook*:
-how far the program's FP64 shadow is from its family's formulas at the farthest point, where a map says which that is.
+`make programs` records these programs at automatic points. It recomputes every operation between two points (a
+*segment*) in FP64 and as its equations round. Forward errors go through the program's own state.
+
+- *worst*: the largest local number over its limit. 1 fails; above ½ it is compared with sampled noise.
+- *ratio*: the largest forward error over the error of the program's rounding.
+- *neutral*: taps changed no bit of the outputs.
+- *textbook*: how far the program in FP64 is from its family's formulas, at the farthest point, if there is a map.
 
 | program | points | segments | bit for bit | worst | ratio | neutral | verdicts | textbook | s |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
@@ -284,9 +287,9 @@ def main() -> int:
         passed.append(ok)
         findings += said
     told = (
-        "(*worst* is over the limits of [limits.toml](../precaudit/schema/limits/limits.toml), which are the decoder's)"
+        "*Worst* is over the limits of [limits.toml](../precaudit/schema/limits/limits.toml), which are the decoder's:"
     )
-    print(f"\nAll their segments, by what they end in {told}:\n\n" + kinds_table(kinds))
+    print(f"\nAll their segments, by what they end in. {told}\n\n" + kinds_table(kinds))
     if findings:
         print("\nWhat the textbook finds, as `precaudit diagnose` says it:\n\n" + "\n".join(findings))
     where = f"jax {jax.__version__}, {jax.devices()[0].platform}, part {asked.part}"

@@ -27,7 +27,7 @@ def deliver_judgement(
     try:
         found = findings_of(Path(run), j) or ()
     except UserError as error:  # the verdicts stand without them
-        say(f"note: what diagnose found is left out: {error}", err=True)
+        say(f"note: what diagnose found is omitted: {error}", err=True)
         found = ()
     causes = causes_by_place(j, found)
     if junit is not None:

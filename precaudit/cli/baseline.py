@@ -11,7 +11,7 @@ from precaudit.cli._options import say
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="traces/baselines/NAME.jsonl")
 @click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
-@click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
+@click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to keep.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """Freeze a RUN's errors, or a rollout's metrics, for later gates.
 

@@ -21,7 +21,7 @@ WAYS = ("policy", "layers", "lines", "flags", "commits", "versions", "programs")
 @click.option("--bad", metavar="B", help="What does not.")
 @click.option("--by", required=True, type=click.Choice(WAYS), help="What changes between A and B.")
 @click.option("--test", metavar="TEST", help="kl<1e-3, flips=0, logits<1e-2, forward@attn_out<2x, bits, verdict.")
-@click.option("--test-command", "test_command", metavar="CMD", help="A command: exit 0 good, 1 bad, 125 cannot tell.")
+@click.option("--test-command", "test_command", metavar="CMD", help="A command: exit 0 good, 1 bad, 125 cannot decide.")
 @click.option("--find", type=click.Choice(["cause", "cure"]),
               help="The smallest set that breaks A, or that mends B [layers: cure, else cause].")  # fmt: skip
 @click.option("--raise", "raised", metavar="float32", help="By layers: what their arithmetic is raised to.")
@@ -55,7 +55,7 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
     proved so, or one that is only 1-minimal, found by delta debugging. Every trial is kept: a bisection that was cut
     off goes on where the same command is given.
 
-    Exit code 0 where it was found, 2 where A fails or B passes, 3 where that cannot be told or a trial answers
+    Exit code 0 where it was found, 2 where A fails or B passes, 3 where that cannot be decided or a trial answers
     differently twice.
 
     With --steps nothing is searched: a training runs the same steps in A and in B from one state. Exit code 0 where

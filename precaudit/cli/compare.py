@@ -27,7 +27,7 @@ LEFT_OUT = {
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
     "program": ("{run} is of a program", ("formula", "partial")),
     "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
-    "textbook": ("--model says what it is held against", ("config", "reference")),
+    "textbook": ("--model says what it is compared with", ("config", "reference")),
     "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
 }  # fmt: skip
 
@@ -38,12 +38,16 @@ LEFT_OUT = {
 @selection_options
 @click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
               help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
-@click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
+@click.option(
+    "--formula", is_flag=True, help="Evaluate the program in FP64 and compare that with the reference, too (JAX)."
+)
 @click.option("--model", metavar="PATH",
-              help="Where the weights lie now; of a program: whose textbook it is held against; of a dump: of which "
-                   "model it is, whose FP64 it is compared with.")  # fmt: skip
-@click.option("--policy", metavar="NAME|FILE", help="Of a dump, with --model: what the other framework computes in.")
-@click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
+              help="Where the weights are. A program is compared with this model's reference implementation, "
+                   "a dump with FP64 of these weights.")  # fmt: skip
+@click.option(
+    "--policy", metavar="NAME|FILE", help="For a dump, with --model: the formats that the other framework computes in."
+)
+@click.option("--program", metavar="FILE.py:NAME", help="The program that a run is of; its code runs.")
 @click.option(
     "--reference",
     metavar="FILE.py:NAME",
@@ -54,7 +58,7 @@ LEFT_OUT = {
     "names",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A names map of a program: its formula is held against the textbook of a family.",
+    help="A names map of a program: its formula is compared with the reference implementation of a family.",
 )
 @click.option(
     "--config",
@@ -64,7 +68,7 @@ LEFT_OUT = {
 )
 @click.option("--family", metavar="NAME", help="The family, where config.json has no model_type.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
-@click.option("--rerun", is_flag=True, help="Of a watched run: run its command again, whose code is run, to compare.")
+@click.option("--rerun", is_flag=True, help="For a watched run: run its command again to compare; its code runs.")
 @cache_option
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")

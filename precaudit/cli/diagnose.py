@@ -36,9 +36,9 @@ class _Words(click.Command):
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
 @click.option("--model", metavar="PATH",
-              help="Where the weights lie now; of a program: whose textbook it is held against.")  # fmt: skip
-@click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
-@click.option("--rerun", is_flag=True, help="Of a watched run: run its command again, whose code is run.")
+              help="Where the weights are; a program is compared with their reference implementation.")  # fmt: skip
+@click.option("--program", metavar="FILE.py:NAME", help="The program that a run is of; its code runs.")
+@click.option("--rerun", is_flag=True, help="For a watched run: run its command again; its code runs.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", type=click.Choice(INVARIANCES), metavar="[sharding]",

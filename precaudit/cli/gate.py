@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|ERRORS|ROLLOUTS")
 @click.option("--budgets", type=click.Path(path_type=Path), help="budgets.toml [default limits].")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Frozen errors to hold the run against.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Frozen errors to compare the run with.")
 @click.option(
     "--limit",
     "limits",

@@ -14,9 +14,9 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 @click.option("--list", "listing", is_flag=True, help="Name the kernels that ship with a check, and where they run.")
 @click.option("--reference", metavar="NAME", help="The plain formula [the module's reference].")
 @click.option("--inputs", metavar="NAME|FILE", help="A function of a seed, or a .safetensors file [inputs].")
-@click.option("--exact", metavar="NAME", help="The formula on FP64 arrays [the reference, lifted].")
+@click.option("--exact", metavar="NAME", help="The formula on FP64 arrays [the reference, in FP64].")
 @click.option("--argnums", metavar="N,N", help="Inputs that are differentiated, or none [ARGNUMS, or all of floats].")
-@click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to draw.")
+@click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to sample.")
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the error records here, as JSONL.")  # fmt: skip

@@ -14,7 +14,7 @@ from precaudit.cli._options import deliver, page_options, progress_bar
               help="Formats of the operands.")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option("--tpu", metavar="v5e:2x2",
-              help="Also what this TPU's compiler would make; needs the extra tpu, and no TPU.")  # fmt: skip
+              help="Also what this TPU's compiler would do; needs the extra tpu, and no TPU.")  # fmt: skip
 @click.option("--fail-on", multiple=True, metavar="TEXT",
               help="Exit 1 where it is so: 'default worse than 1e-3', 'BF16_* replaced'; may be repeated.")  # fmt: skip
 @click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")

@@ -23,24 +23,24 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
               help="JSONL of rollouts: token ids and log-probabilities, ours, vLLM's or SGLang's.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
-              help="Without --from: JSONL of prompts to draw from [the shipped ones].")  # fmt: skip
+              help="Without --from: JSONL of prompts to sample from [the shipped ones].")  # fmt: skip
 @click.option("--answers", type=click.Path(path_type=Path), metavar="FILE",
-              help="JSONL of questions with answers to draw from: how many each policy gets right.")  # fmt: skip
-@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together.")
-@click.option("--new-tokens", type=int, help="Tokens drawn at most [64; 16 of answers].")
+              help="JSONL of questions with answers: how many each policy gets right.")  # fmt: skip
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together.")
+@click.option("--new-tokens", type=int, help="Tokens sampled at most [64; 16 for answers].")
 @click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
 @click.option("--temperature", type=float,
               help="0: greedy [1; of one answer each 0]. --from: what the engine divided its logits by.")  # fmt: skip
-@click.option("--top-k", type=int, help="Draw from the K most likely tokens.")
-@click.option("--top-p", type=float, help="Draw from the fewest tokens of probability P together.")
-@click.option("--seed", type=int, default=0, show_default=True, help="What is drawn.")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
+@click.option("--top-p", type=float, help="Sample from the fewest tokens of probability P together.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the samples.")
 @click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to time.")
-@click.option("--rounds", type=int, help="How often everything is drawn and timed [3; 1 of answers].")
-@click.option("--policies", metavar="A,B", help="Names or files: draw under each, and time each against the first.")
+@click.option("--rounds", type=int, help="How often everything is sampled and timed [3; 1 for answers].")
+@click.option("--policies", metavar="A,B", help="Names or files: sample under each, and time each against the first.")
 @click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
-              help="Formats of the trainer's view, and of what is drawn.")  # fmt: skip
+              help="Formats of the trainer's view, and of the sampling.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
-@click.option("--trainer-policy", metavar="NAME|FILE", help="Score what was drawn by this policy, too.")
+@click.option("--trainer-policy", metavar="NAME|FILE", help="Score the samples by this policy, too.")
 @click.option("--trainer", metavar="MODEL", help="The trainer's checkpoint, where it is another.")
 @click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
@@ -49,7 +49,7 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Of the N worst sequences say which operations make the worst token differ, and whether by rounding.",
+    help="For the N worst sequences: which operations make the worst token differ, and whether by rounding.",
 )
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
@@ -59,14 +59,14 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
 @page_options
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write what was drawn, as --from reads it.")  # fmt: skip
+              help="Write the samples, as --from reads them.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 def command(model: str, source: Path | None, **given: Any) -> int:
-    """Hold rollouts to a trainer and FP64.
+    """Compare rollouts with a trainer and FP64.
 
-    Draws tokens from MODEL's prompts, under one policy or several, and says what that takes; or, with --from, reads
-    rollouts made elsewhere. Scores their tokens and says how far the log-probabilities are off.
+    Samples tokens from MODEL's prompts, under one policy or several, and says what that costs; or, with --from, reads
+    rollouts made elsewhere. Scores their tokens and says how far the log-probabilities differ.
 
     MODEL: a checkpoint, named as in trace; or a precaudit.Program of your own with steps, FILE.py:NAME, whose loops are
     compared (its code is run; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
@@ -100,7 +100,7 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     if any(x.entry.metric == ANSWERS for x in limits):
         raise UserError(f"--from reads rollouts and asks nothing; leave out --fail-below {ANSWERS}")
     if chosen:
-        raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
+        raise UserError(f"--from reads rollouts and samples none; leave out --{chosen[0].replace('_', '-')}")
     if given["temperature"] is None:
         given["temperature"] = 1.0
     if not given["temperature"] > 0:

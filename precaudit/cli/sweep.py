@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 @click.option("--layers", metavar="LAYERS", help="Layers to record, as in trace.")
 @click.option("--points", metavar="POINTS", help="Points to record, as in trace.")
 @click.option("--decode-steps", type=int, default=4, show_default=True, help="Steps recorded after each prompt.")
-@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together.")
-@click.option("--new-tokens", type=int, default=16, show_default=True, help="Tokens drawn and timed after each prompt.")
-@click.option("--rounds", type=int, default=3, show_default=True, help="How often everything is drawn and timed.")
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together.")
+@click.option(
+    "--new-tokens", type=int, default=16, show_default=True, help="Tokens sampled and timed after each prompt."
+)
+@click.option("--rounds", type=int, default=3, show_default=True, help="How often everything is sampled and timed.")
 @click.option("--tpu", metavar="v5e", help="Predict every policy's error on a TPU that need not be here, too.")
 @click.option("--plot", "plots", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
               help="Write KL against time as .html or .png; repeatable.")  # fmt: skip

@@ -188,7 +188,7 @@ def _warn(run: Any) -> None:
 
     for n in run.record.neutrality:
         if not n.bitwise:
-            say(f"warning: capturing changed the {n.phase} logits by up to {value(n.max_diff):.2g}", err=True)
+            say(f"warning: recording changed the {n.phase} logits by up to {value(n.max_diff):.2g}", err=True)
 
 
 def _deliver_recorded(found: Sequence[Any]) -> None:
@@ -260,12 +260,12 @@ def _program(
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:
-            say(f"warning: tapping changed the outputs of {n.case} by up to {value(n.max_diff):.2g}", err=True)
+            say(f"warning: taps changed the outputs of {n.case} by up to {value(n.max_diff):.2g}", err=True)
     r = run.record
     if strict:
         say(f"note: {r.warnings[0]}")
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
-        say("note: roundings that it declares may be left out by the compiler (--strict: with all of them)")
+        say("note: the compiler may leave out roundings that the program declares (--strict: with all of them)")
     say(
         f"{folder}: {len(r.judged_points)} {points_text(r)} points, {len(r.cases)} cases of {r.every_calls}, "
         f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
               help="JSONL of prompts, whose lengths count [the shipped ones].")  # fmt: skip
 @click.option("--lengths", metavar="N,N", help="Lengths of prompts in tokens, in place of a file.")
-@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together; of trace, prompts.")
-@click.option("--new-tokens", type=int, default=64, show_default=True, help="Tokens drawn at most.")
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together; for trace, prompts.")
+@click.option("--new-tokens", type=int, default=64, show_default=True, help="Tokens sampled at most.")
 @click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
 @click.option("--temperature", type=float, default=1.0, show_default=True, help="0: greedy.")
 @click.option("--top-k", type=int, help="As in rollout.")

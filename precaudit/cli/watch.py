@@ -18,7 +18,9 @@ from precaudit.cli._options import write
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="RUN", help="The run's folder."
 )
-@click.option("--model", metavar="PATH", help="The model it is: hold the calls against its textbook, too.")
+@click.option(
+    "--model", metavar="PATH", help="The model it is: compare the calls with its reference implementation, too."
+)
 @click.option("--gate", is_flag=True, help="Judge the run, and exit with its verdict.")
 @click.option("--no-compare", is_flag=True, help="Record alone.")
 @click.option("--force", is_flag=True, help="Write over a run that is there.")

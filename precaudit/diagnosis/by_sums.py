@@ -16,7 +16,7 @@ def by_sums(e: ErrorRecord, fails: str, more: str, shared: dict[str, Any]) -> Fi
     """Return the finding of a record of sums that fails: an operation and a size, no cause."""
     held = shared | {"fails": fails}
     if e.nonfinite:
-        says = f"{e.nonfinite} of its rows hold NaN or infinities, and what it is made of holds none. {_unseen(more)}"
+        says = f"{e.nonfinite} of its rows have NaN or infinities, and its inputs have none. {_unseen(more)}"
         return Finding(kind="unknown", cause=NOT_FINITE, says=says, explained=None, equal=None, second=None, **held)
     gain, off = value(e.gain or 0.0), value(e.rel_l2 or 0.0)
     scaled = abs(gain) > ALIGNED * off

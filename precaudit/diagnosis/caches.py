@@ -45,7 +45,7 @@ def name_cache(
         return NamedOperation(state.cause, state.says, 0.0, state.kind)
     formula = _formula_of_rows(book, beside, pair, suspect)
     return formula or NamedOperation(
-        UNNAMED, f"{where} of the cache {'hold' if len(at) > 1 else 'holds'} other rows than were made", 1.0
+        UNNAMED, f"{where} of the cache {'have' if len(at) > 1 else 'has'} other rows than were written", 1.0
     )
 
 

@@ -198,14 +198,15 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
             kind = "semantics" if f.kind == "unknown" else f.kind
             f = msgspec.structs.replace(f, kind=kind, shadow=here.distance)
         elif not formula.differs and f.kind == "unknown" and f.cause == "none reproduces it":
-            says = f"the program's FP64 shadow is the reference, which names no format; {f.says}"
+            says = f"in FP64 the program agrees with the reference, which names no format; {f.says}"
             f = msgspec.structs.replace(f, shadow=0.0, says=says)
         found.append(f)
     if not found:
         for d in formula.differs[:1]:
             found.append(
                 Finding(
-                    kind="semantics", cause="formula differs", says="its FP64 shadow is not the reference here",
+                    kind="semantics", cause="formula differs",
+                    says="in FP64 the program differs from the reference here",
                     layer=d.layer, point=d.point, layers=() if d.layer is None else (d.layer,), phases=(d.phase,),
                     prompts=(formula.prompt,), records=1, rel_l2=None, explained=None, equal=None, second=None,
                     worst=None, shadow=d.distance,
@@ -234,10 +235,10 @@ def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, m
     if not far and not pairs:
         return
     together = next((v for v in far if v.metric in METRICS), None)
-    size = "" if together is None else f", {value(together.value or 0.0):.2g} × what rounding makes {together.text}"
+    size = "" if together is None else f", {value(together.value or 0.0):.2g} × the error of rounding {together.text}"
     single = sum(v.metric not in METRICS for v in far)
-    off = f"{single} forward errors and {len(pairs)} predictions of two views are off{size}"
-    says = f"{off}, and no recorded operation is: {more}"
+    off = f"{single} forward errors and {len(pairs)} predictions of two views fail{size}"
+    says = f"{off}, and no recorded operation does: {more}"
     first = far[0] if far else judge_pair(pairs[0])
     prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])
     yield Finding(

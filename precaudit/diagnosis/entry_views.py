@@ -47,11 +47,11 @@ def view_findings(
         else:
             far = [p.kl_ratio or 0.0 for p in its if parts_beyond_rounding(p)]
             says = (
-                f"{view} and {against} are {max(far):.3g} × as far apart in KL as rounding makes them"
+                f"the KL of {view} and {against} is {max(far):.3g} × that of rounding"
                 if far
                 else f"top-1 of {view} or {against} is neither FP64's nor a near tie"
             )
-            says += f" at {at}; no recorded operation is off"
+            says += f" at {at}; no recorded operation fails"
             yield _finding("unknown", UNNAMED, says, its, None)
 
 

@@ -92,11 +92,11 @@ def name_formula(book: MappedTextbook, beside: Shown, pair: Pair, suspect: bool 
         if not v.describes and share_left(v.form) <= SAME:
             return NamedOperation(v.name, v.says, share_left(v.form), pair=_part(beside, pair, each))
     if not all(np.isfinite(x).all() for x in seen):
-        return NamedOperation(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
+        return NamedOperation(UNNAMED, "it has NaN or infinity in FP64, too", 1.0)
     if not sure:
         return None
-    near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
-    says = f"no formula that is known makes it from its own inputs{near}"
+    near = f"; nearest: {best[1].says}, with an error of {best[0]:.1e}" if best is not None and best[0] <= NEAR else ""
+    says = f"no known formula gives it from its own inputs{near}"
     return NamedOperation(UNNAMED, says, 1.0, pair=_part(beside, pair, each))
 
 

@@ -140,8 +140,8 @@ def diagnose_program(
     if bad and not findings:
         worst = bad[0]
         single = [v for v in bad if v.metric not in METRICS]
-        what = f"{len(single)} {worst.kind} records are off" if single else f"{worst.kind} errors are off {worst.text}"
-        says = f"{what}, and no segment or formula that was recorded is"
+        what = f"{len(single)} {worst.kind} records fail" if single else f"{worst.kind} errors fail {worst.text}"
+        says = f"{what}, and no recorded operation or formula does"
         findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
@@ -206,9 +206,9 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         at = list(worst.index) if isinstance(worst.index, tuple) else worst.index
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
         says = (
-            "it holds NaN or infinity, and no operation was found that makes it"
+            "it has NaN or infinity, and no operation was found that makes it"
             if worst.status == "nonfinite"
-            else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
+            else f"its equations' rounding does not explain {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
             f"{worst.scope} {at}, from recorded inputs"
         )
         yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2, calls)
@@ -230,7 +230,7 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Shows]:
     """Yield one finding for every formula record that leaves a reference of the user's first."""
     for v in formula:
         if v.status != "input suspect":
-            says = "the program's FP64 shadow is not the reference; no formula is known of it"
+            says = "in FP64 the program differs from the reference; its formula is not known"
             yield Shows(finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2))
 
 

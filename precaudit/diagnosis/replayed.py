@@ -112,7 +112,7 @@ def finding_of(
         return Finding(kind="unknown", cause="only one record fails", says=says, **rest)
     named = found.named.variant
     if named.kind == "format" and found.named.equal < BITS and formula is not None and _leaves(formula, worst):
-        says = f"{describe_unrecognised(found, axes, at)}; no format makes the program's FP64 shadow another formula"
+        says = f"{describe_unrecognised(found, axes, at)}; no format explains a difference in FP64"
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     if named.fitted and named.carries:
         known.setdefault(worst.point, []).append(replace(named, fitted=False))
@@ -131,7 +131,7 @@ def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: R
     says = (
         "finite inputs overflow under the announced policy"
         if finite
-        else f"its recorded inputs hold NaN or infinities already; look at what comes before: {record_more(recorded)}"
+        else f"its recorded inputs have NaN or infinities already; look at what comes before: {record_more(recorded)}"
     )
     best = found.announced
     return Finding(

@@ -183,7 +183,7 @@ def write_baseline(
         if not accept:
             raise UserError(f"{path} exists; a new baseline takes its place with --accept --why TEXT")
         if not why.strip():
-            raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
+            raise UserError("--accept needs --why TEXT: why the new errors are the ones to keep")
         before = read_baseline(path, form)
         old: Any = before.record
         chain = (*old.chain, Link(sha256=old.sha256, created=old.created, why=why))

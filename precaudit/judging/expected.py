@@ -152,7 +152,7 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
             size = f"step {n.step}, {' × '.join(map(str, n.shape))}" if n.shape else f"step {n.step}"
             yield Verdict(
                 status="unknown", kind="neutrality", prompt=", ".join(n.prompts), phase=n.phase, step=n.step,
-                text=f"capturing changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}"
+                text=f"recording changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}"
                 f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
                 "excess_precision=off, and look again",
             )  # fmt: skip
@@ -165,14 +165,14 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
         if phase in captured and phase not in checked:
             yield Verdict(
                 status="missing", kind="neutrality", phase=phase,
-                text=f"whether capturing changed the {phase} logits was not checked; trace again",
+                text=f"whether recording changed the {phase} logits was not checked; trace again",
             )  # fmt: skip
 
 
 def _more(times: float, limits: Limits) -> str:
     """Return how a change compares with rounding, in words."""
     if math.isinf(times):
-        return ", and there is no noise of their rounding to hold that to (it takes recorded logits, and weights)"
+        return ", and there is no noise of their rounding to compare that with (it needs recorded logits, and weights)"
     return f", {times:.3g} × the noise of their rounding (at most {limits.ratio.at(1):g})"
 
 

@@ -309,7 +309,7 @@ def _on_gpu(run: ProgramRun) -> list[str]:
         "products with one row: preferred_element_type=float32 keeps the terms",
     }  # fmt: skip
     number = {way: f"{n} product" if n == 1 else f"{n} products" for way, n in counts.items()}
-    return [f"this GPU makes {text.format(number[way])}" for way, text in says.items() if counts[way]]
+    return [f"this GPU computes {text.format(number[way])}" for way, text in says.items() if counts[way]]
 
 
 def notes(opened: Opened) -> list[str]:
@@ -321,11 +321,11 @@ def notes(opened: Opened) -> list[str]:
     told += [*predictions.prediction_notes((phase, n.predicted) for phase, n in every)]
     told += _on_gpu(opened.record)
     if compared and len(opened.entries) > 1 and not pairs_of(opened):
-        told.append("no position is seen by two entry points whose tokens are known (Entry(tokens=…) says where)")
+        told.append("two entry points share no position whose tokens are known (Entry(tokens=…) says where)")
     if not changed:
-        return [*told, "tapping left the outputs as they are, bit for bit"]
+        return [*told, "taps changed no bit of the outputs"]
     worst = ", ".join(f"{n.case} by up to {value(n.max_diff):.2g}" for _, n in changed[:3])
     return [
         *told,
-        f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise",
+        f"taps changed the outputs ({worst}): another rounding, or the compiler fused differently",
     ]

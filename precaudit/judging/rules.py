@@ -82,7 +82,7 @@ def _formula(e: ErrorRecord) -> Verdict:
     token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
     row = (e.scopes or {}).get("row", {}).get("rel_l2", (0.0, None))[1]
     at = f"position {token}" if row is None else f"row {row}, position {token}"
-    text = f"the program's FP64 shadow is not the reference, most at {at}"
+    text = f"in FP64 the program differs from the reference, most at {at}"
     return Verdict.of(e, "fail", metric="rel_l2", scope=scope, value=size, limit=SAME, index=index, text=text)
 
 
@@ -103,10 +103,10 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     if not p.finite:
         return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     if p.f64_apart is not None:
-        apart = f"FP64 logits of {p.view} are {value(p.f64_apart):.1e} off those of {p.against}"
+        apart = f"FP64 logits of {p.view} differ from those of {p.against} by {value(p.f64_apart):.1e}"
         return Verdict.of_pair(p, "fail", text=f"{apart}: they are not one function", value=value(p.f64_apart))
     if parts_beyond_rounding(p):
-        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {p.kl_ratio:.3g} × what rounding makes"
+        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {p.kl_ratio:.3g} × that of rounding"
         limit = default_limits().kl.value * value(p.kl_noise)
         return Verdict.of_pair(p, "fail", metric="kl", text=text, value=value(p.kl), limit=limit)
     if p.agree:

@@ -176,6 +176,6 @@ def other_products(p: Prediction | None, prompts: Sequence[str], phase: str, ste
     if p is not None and p.moved:
         yield Verdict(
             status="unknown", kind="neutrality", prompt=", ".join(prompts), phase=phase, step=step,
-            text=f"with taps the compiler makes products in another precision ({'; '.join(p.moved)}): what is recorded "
-            "is of another program; record fewer points, or ask for one precision (matmul=highest)",
+            text=f"with taps the compiler computes products in another precision ({'; '.join(p.moved)}): what is "
+            "recorded is of another program; record fewer points, or ask for one precision (matmul=highest)",
         )  # fmt: skip

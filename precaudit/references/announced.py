@@ -22,7 +22,7 @@ from precaudit.schema.policies import keeps_unrounded, recorded_policy
 from precaudit.schema.records.errors import ErrorRecord
 
 NOT_SHOWN = "the names map does not show what it reads"
-NOT_MADE = "the names map does not show what its inputs are made from, which it may have read unrounded"
+NOT_MADE = "the names map does not show what its inputs are computed from, which it may have read unrounded"
 
 
 def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) -> Iterator[ErrorRecord]:

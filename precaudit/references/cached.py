@@ -45,7 +45,7 @@ def read_caches(
                 if s.lead + end > seen.shape[1]:
                     raise UserError(
                         f"{book.where}: [points] {pair.point}: {pair.shown.name!r} has {seen.shape[1]} slots for "
-                        f"{end} positions; a cache that begins again is not held against the textbook"
+                        f"{end} positions; a cache that begins again is not compared with the reference implementation"
                     )
                 slots = slice(s.lead + first, s.lead + end)
                 wanted[b, slots], at[b, slots] = mine, np.arange(first, end)

@@ -109,28 +109,28 @@ def formula_notes(every: Sequence[Rests]) -> tuple[str, ...]:
     told, n = [], sum(x.padding for x in every)
     if n:
         rows = "row is read by no other row: it is" if n == 1 else "rows are read by no other row: they are"
-        told.append(f"{n} padding {rows} not judged against the textbook")
+        told.append(f"{n} padding {rows} not compared with the reference implementation")
     if n := sum(x.passed for x in every):
         told.append(
             f"{n} row{'s' if n > 1 else ''} before sequences {'are' if n > 1 else 'is'} padding, which the next entry "
-            "point passes over: not judged against the textbook"
+            "point skips: not compared with the reference implementation"
         )
     if counted := sorted({x for r in every for x in r.counted}):
         told.append(
             f"RoPE counts the padding before sequences ({spans(counted)} rows), which changes none of their scores: "
-            "positions are told without it"
+            "positions are given without it"
         )
     starts = sorted({x for r in every for x in r.starts})
     if starts:
         before = "keys and values before are those in the first call's caches"
         if not all(r.known for r in every):
-            before = "the keys before are not known, so what attention makes is taken as it is"
+            before = "the keys before are not known, so attention's result is taken as it is"
         told.append(f"sequences start at position{'s' if len(starts) > 1 else ''} {spans(starts)}; {before}")
     beyond = sorted({x for r in every for x in r.beyond})
     if beyond:
         slots = f"slot{'s' if len(beyond) > 1 else ''} {spans(beyond)}"
         told.append(
-            f"{slots} of the first call's caches, from where it writes on, held rows already: taken as padding, which "
+            f"{slots} of the first call's caches, from where it writes on, had rows already: taken as padding, which "
             "no row reads; if they are none, the past length is too small"
         )
     return tuple(told)

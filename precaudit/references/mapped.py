@@ -80,7 +80,7 @@ class MappedTextbook:
         if scaling is not None and scaling.by_length and n > scaling.original:
             raise UserError(
                 f"{n} tokens: RoPE ({scaling.kind}) depends on the length of each call beyond {scaling.original} "
-                "positions, and is held against the textbook within them; give shorter cases"
+                "positions, and is compared with the reference within them; give shorter cases"
             )
         points = {p.point for p in self.pairs}
         points |= {name for p in points for name in inputs_of(p, self.config.sparse)}
@@ -134,7 +134,9 @@ def _pairs(names: ProgramNames, points: tuple[ProgramPoint, ...], config: Decode
     known, own = present(config.sparse), {p.name: p for p in points}
     for name in names.points:
         if name not in known:
-            raise UserError(f"{where}: [points] {name!r} is no point of the textbook{nearest(name, known)}")
+            raise UserError(
+                f"{where}: [points] {name!r} is no point of the reference implementation{nearest(name, known)}"
+            )
     if not names.points:
         raise UserError(f'{where}: [points] is empty; for example q = "query_proj{{#}}" (precaudit points PROGRAM)')
     for layer in (*range(config.layers), None):
@@ -160,7 +162,7 @@ def as_textbook(pair: Pair, x: Array, batch: int, rows: int, row: tuple[int, ...
     if x.size != np.prod(shape):
         raise UserError(
             f"{where}: [points] {pair.point}: {pair.shown.name!r} {list(pair.shown.shape)} is not {list(shape)} "
-            "(batch, rows, then the textbook's axes); give its axes: { name = …, axes = 'b h t k -> b t h k' }"
+            "(batch, rows, then the reference's axes); give its axes: { name = …, axes = 'b h t k -> b t h k' }"
         )
     return x.reshape(shape)
 

@@ -31,14 +31,14 @@ def _points_table(one: EntryPoints) -> Table:
     rows = tuple(
         (p.point, p.series.name, p.axes, f"{p.equal} of {len(p.series.members)}", f"{p.off:.1e}") for p in one.points
     )
-    title = f"points of the textbook that {one.entry} shows; off: of the nearest layer in FP64"
-    return Table(title, ("point", "shown by", "axes", "layers equal", "off"), rows, ("point", "shown by", "axes"))
+    title = f"points of the reference implementation that {one.entry} shows; error: of the nearest layer, in FP64"
+    return Table(title, ("point", "shown by", "axes", "layers equal", "error"), rows, ("point", "shown by", "axes"))
 
 
 def _lost_line(lost: Unaligned) -> str:
     near = (
         ""
         if lost.distance is None
-        else f"; the nearest vector is of {lost.nearest}, {lost.distance:.2g} off (relative L2)"
+        else f"; the nearest vector is of {lost.nearest}, with a relative L2 error of {lost.distance:.2g}"
     )
     return f"{lost.parameter} {list(lost.shape)} is no tensor{near}"

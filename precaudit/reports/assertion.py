@@ -22,14 +22,14 @@ def assertion_message(
 ) -> str:  # fmt: skip
     """Return why an array is not its reference up to rounding.
 
-    ``expected``: the relative error that honest rounding makes; ``off``: elements that are off by more than it may.
+    ``expected``: the relative error of rounding alone; ``off``: elements whose errors are beyond it.
     """
     error = ratio(norm(alone.candidate - alone.reference), norm(alone.reference))
-    times = f", {error / expected:.3g} × as much" if expected and error > expected else ""
+    times = f", and this is {error / expected:.3g} × as much" if expected and error > expected else ""
     where, v = alone.where(), verdict
-    honest = f"honest rounding to {alone.form} makes {expected:.3g}{times}"
+    rounding = f"rounding to {alone.form} alone gives {expected:.3g}{times}"
     lines = [
-        f"fail: {v.point} is {error:.3g} off (relative); {honest}",
+        f"fail: the relative error of {v.point} is {error:.3g}; {rounding}",
         f"over its limit: {v.metric} {value(v.value):.3g} at {v.scope}, limit {value(v.limit):.3g}",
         _elements(off, alone.candidate.size),
         _worst(record),
@@ -57,8 +57,8 @@ def nonfinite(e: ErrorRecord, bad: Array, axes: Sequence[str]) -> str:
 
 def _elements(off: int, n: int) -> str:
     if not off:
-        return "elements: none is off by more than rounding may alone; together they are"
-    return f"elements: {off:,} of {n:,} ({100 * off / n:.3g} %) are off by more than rounding may"
+        return "elements: no single error is beyond rounding; together they are"
+    return f"elements: {off:,} of {n:,} ({100 * off / n:.3g} %) have errors beyond rounding"
 
 
 def _worst(e: ErrorRecord) -> str:

@@ -11,12 +11,12 @@ from precaudit.schema.records.base import Number, value
 BESIDE = ("kl", "flips")  # figures that a row shows beside the one that the test is about
 SHOWN = 12  # changes that a row names
 HEADS = {"cause": "B's changes", "cure": "as in A", "first": "up to"}  # what a row names of a trial
-KEY = ("times: how often it was made; s: seconds of all times",)
+KEY = ("times: how often a trial ran; s: seconds of all of them",)
 PROOFS = {
     "smallest": "no smaller set does",
     "1-minimal": "1-minimal: without any one of these it does not; a smaller set of others was not ruled out",
-    "open": "some trials that decide could not be told: it may be fewer, or others",
-    "adjacent": "the state before it is good; whether the answer turns elsewhere, too, was not asked",
+    "open": "some decisive trials could not be judged: it may be fewer, or others",
+    "adjacent": "the state before it is good; whether the answer also changes elsewhere was not tested",
 }
 
 
@@ -29,7 +29,7 @@ def bisect_report(found: Bisection, trials: Sequence[BisectionTrial], folder: st
     facts = (
         ("A", f"{asked.good}: good{_figure(found, found.good)}"), ("B", f"{asked.bad}: bad{_figure(found, found.bad)}"),
         ("test", f"{asked.test}, against {'FP64' if asked.against == 'fp64' else 'A'}"),
-        ("trials", f"{found.trials}, {found.made} of them made now, {found.unknown} could not be told"),
+        ("trials", f"{found.trials}, {found.made} of them ran now, {found.unknown} could not be judged"),
     )  # fmt: skip
     return Report(
         Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}{_proof(found)}."),

@@ -186,7 +186,9 @@ def _pairs(title: str, errors: Sequence[ErrorRecord], notes: Sequence[str]) -> C
     if len(known) < len(errors):
         facts.append(("without numbers", f"{len(errors) - len(known):,}"))
     far = sorted(differ, key=lambda e: (-e.nonfinite, -value(e.rel_l2)))
-    told = [f"{Place.of(e).text}: {value(e.rel_l2):.2g} off{', NaN or infinity' * bool(e.nonfinite)}" for e in far]
+    told = [
+        f"{Place.of(e).text}: differs by {value(e.rel_l2):.2g}{', NaN or infinity' * bool(e.nonfinite)}" for e in far
+    ]
     return Card(title, (*facts, *_notes(notes)), _worst(told))
 
 

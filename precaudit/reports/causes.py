@@ -12,7 +12,7 @@ SHOWN = 4  # operations that are named
 MOST = 12  # that have a row
 FAR = 10.0  # times what decode makes: beyond it a mismatch is not decode's
 SAYS = {
-    "state": "state: a cache does not hold what was written", "formula": "formula: the program is not the reference",
+    "state": "state: a cache differs from what was written", "formula": "formula: the program is not the reference",
     "nonfinite": "values are not finite",
 }  # fmt: skip
 
@@ -49,10 +49,11 @@ def _foreign(c: TokenCause) -> bool:
 
 
 def _sizes(c: TokenCause) -> str:
-    made = f"decode's log p is {short(c.change)} off rescore's ({short(c.decode)} and {short(c.rescore)} off FP64's)"
+    own = f"(from FP64's by {short(c.decode)} and {short(c.rescore)})"
+    made = f"decode's log p differs from rescore's by {short(c.change)} {own}"
     if not _foreign(c):
         return made
-    return f"{short(c.engine)} from the trainer, which this policy does not make: {made}"
+    return f"{short(c.engine)} from the trainer, which this policy does not explain: {made}"
 
 
 def _verdict(c: TokenCause) -> str:

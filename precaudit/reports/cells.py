@@ -226,7 +226,7 @@ def story(c: Cell, sources: Mapping[str, str] | None = None) -> list[tuple[str, 
 def _tooltip(c: Cell, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     e = c.worst
     yield "where", Place.of(e).text + _slices(e)
-    yield "made by", sources.get(c.point, "")
+    yield "line", sources.get(c.point, "")
     yield "verdict", f"{c.status}: {c.says or e.numberless or _status_text(e)}"
     if e.numberless is None:
         yield "size", _sizes(e)
@@ -268,7 +268,7 @@ def _explanation(e: ErrorRecord) -> str:
     if e.kind == "formula":
         return "not by rounding: FP64 of the program against FP64 of its reference"
     if e.kind == "forward":
-        return "" if e.ratio is None else f"{digits(e.ratio)} × what rounding by the declared policy makes"
+        return "" if e.ratio is None else f"{digits(e.ratio)} × the error of the declared policy's rounding"
     from precaudit.references.attribution import attribute  # NumPy, which a screen of cells needs not
     from precaudit.reports.summary import share_text
 
@@ -277,11 +277,11 @@ def _explanation(e: ErrorRecord) -> str:
         return "unknown"
     if a.name == "exact":
         return "exact: equal to FP64 rounded once"
-    left = f"{a.left_u:.2g} u left" if isfinite(a.left_u) else "what is left is not finite"
+    rest = f"{a.left_u:.2g} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
     if a.name == "none of these":
-        return f"by rounding, {left}" if a.passes else f"by no emulation, {left}"
+        return f"by rounding, {rest}" if a.passes else f"by no emulation, {rest}"
     kept = [place for places in (e.elided or {}).values() for place in places]
-    return f"{share_text(a)} by {a.name}, {left}" + (f"; {' and '.join(kept)} unrounded" if kept else "")
+    return f"{share_text(a)} by {a.name}, {rest}" + (f"; {' and '.join(kept)} unrounded" if kept else "")
 
 
 def _element(e: ErrorRecord) -> str:

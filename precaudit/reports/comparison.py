@@ -91,7 +91,7 @@ def between_report(found: "Between", verdict: Headline | None = None, every: boo
     lines = []
     if off := sum(e.nonfinite > 0 for e in found.errors):
         where = Place.of(next(e for e in found.errors if e.nonfinite)).text
-        lines.append(f"✗ {off} of {len(found.errors)} tensors hold NaN or infinity, first {where}")
+        lines.append(f"✗ {off} of {len(found.errors)} tensors have NaN or infinity, first {where}")
     if whys := Counter(e.numberless for e in found.errors if e.numberless is not None):
         said = ", ".join(f"{n} {why}" for why, n in whys.most_common(3))
         lines.append(f"{whys.total()} of {len(found.errors)} without numbers: {said}")

@@ -80,14 +80,14 @@ def sound(found: Diagnosis, verbose: bool = True) -> str:
     """Return whether capturing disturbed the program, and how well recorded inputs reproduce recorded outputs."""
     checks = found.compared.run.record.neutrality
     if not checks:
-        capture = "whether capturing changed the logits was not checked"
+        capture = "whether recording changed the logits was not checked"
     elif all(n.bitwise for n in checks):
-        capture = f"capturing left the logits as they are, bit for bit ({_programs(checks)})"
+        capture = f"recording changed no bit of the logits ({_programs(checks)})"
     else:
         worst, noise = max(value(n.max_diff) for n in checks), logit_noise(found.compared.errors)
         times = max(disturbance(n, noise) for n in checks)
         beside = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
-        capture = f"capturing changed the logits by up to {short(worst)}{beside}: smaller findings are not sure"
+        capture = f"recording changed the logits by up to {short(worst)}{beside}: smaller findings are uncertain"
     told = [_closure_text(c, verbose) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
 
@@ -108,7 +108,7 @@ def _closure_text(c: Closure, verbose: bool) -> str:
         return on
     return (
         f"{on}, where {c.kept} of {c.operations} operations kept intermediate values unrounded "
-        f"(taken as rounded, {short(c.off[0])} u and up to {short(c.off[1])} u are left)"
+        f"(taken as rounded: {short(c.off[0])} u, at most {short(c.off[1])} u)"
     )
 
 
@@ -124,7 +124,7 @@ def shares_text(s: Shares) -> str:
     }[name]  # fmt: skip
     head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
     if s.remainder > ADDITIVE:
-        return f"{head}not additive: single errors leave {100 * s.remainder:.0f} % of it unexplained"
+        return f"{head}not additive: single errors do not explain {100 * s.remainder:.0f} % of it"
     parts = ", ".join(f"{point_text(x)} {short(x.share)}" for x in s.shares[:4])
     left = f"{100 * s.remainder:.1f} %"
     return f"{head}largest shares: {parts}; all add up to within {left}, their sizes to {short(s.absolute)}"
@@ -159,10 +159,10 @@ def formula_text(found: Diagnosis) -> str:
         return f"unknown: {f.unknown}"
     if not f.differs:
         return (
-            f"the program's FP64 shadow is the reference's, to {short(f.largest)} at every point (prompt {f.prompt})."
+            f"in FP64 the program agrees with the reference, to {short(f.largest)} at every point (prompt {f.prompt})."
         )
     places = [f"{point_text(d)} in {d.phase} ({short(d.distance)})" for d in f.differs]
-    return f"the program's FP64 shadow leaves the reference first at {', '.join(places)} (prompt {f.prompt})."
+    return f"in FP64 the program differs from the reference first at {', '.join(places)} (prompt {f.prompt})."
 
 
 def finding_title(f: Finding) -> str:
@@ -241,8 +241,8 @@ def jumps(errors: Sequence[ErrorRecord]) -> str:
     told = f", with a jump at layer {', '.join(at)}" if at else ", without a jump"
     first, last = rows[0], rows[-1]
     return (
-        f"the residual stream is off by {short(first[1])} after layer {first[0]} and {short(last[1])} after layer "
-        f"{last[0]} (relative, median), of which the sums' own rounding is {short(last[2])}{told}"
+        f"the error of the residual stream is {short(first[1])} after layer {first[0]} and {short(last[1])} after "
+        f"layer {last[0]} (relative, median), of which the sums' own rounding is {short(last[2])}{told}"
         + (f"; not finite from layer {min(i for i in broken if i is not None)} on" if broken else "")
     )
 

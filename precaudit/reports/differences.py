@@ -65,17 +65,17 @@ def difference_verdict(
             first = e, x
     if first is not None:
         e, size = first
-        much = "where rounding makes none" if size == inf else f"{digits(size)} × what rounding makes (limit {limit:g})"
+        much = "where rounding has none" if size == inf else f"{digits(size)} × the error of rounding (limit {limit:g})"
         return Headline("✗", f"{told}, first beyond rounding: {_at(e)}, {much}.")
     if (together := _median_sentence(pool.medians(default_limits()))) is not None:
         return Headline("✗", f"{told}, {together}.")
     if open_:
-        return Headline("?", f"{told}; of {open_:,} what rounding makes is not known.", unjudged)
+        return Headline("?", f"{told}; for {open_:,} the error of rounding is not known.", unjudged)
     if lacking or not times:
         n = lacking or apart
         why = "could not be compared" if lacking else "have no error from FP64"
         return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
-    told += f", no more than rounding makes: at most {digits(largest)} × that (limit {limit:g})"
+    told += f", by no more than rounding: at most {digits(largest)} × its error (limit {limit:g})"
     return Headline("?", f"{told}; but {weights}.") if weights else Headline("✓", f"{told}.")
 
 
@@ -114,7 +114,7 @@ def _median_sentence(medians: Sequence[PairMedian]) -> str | None:
     of = f"limit {digits(worst.limit)}; {worst.records} records of {prompts}"
     text = (
         f"beyond rounding in the median at {len(beyond)} of {len(medians)} layers and points: {point_text(worst)} by "
-        f"{digits(worst.ratio)} × what rounding makes ({of})"
+        f"{digits(worst.ratio)} × the error of rounding ({of})"
     )
     return text if last is worst else f"{text}, {point_text(last)} by {digits(last.ratio)} ×"
 

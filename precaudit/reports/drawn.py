@@ -45,7 +45,8 @@ def _of_answers(h: HeldAnswers) -> Headline:
         return Headline("✗", f"{told} are below the limit of {at}: {answers_sentence(h.changed.paired)}.")
     if h.status == "unknown":
         return Headline(
-            "?", f"{told} cannot be held to {at}, which the interval has inside: {answers_sentence(h.changed.paired)}."
+            "?",
+            f"{told} cannot be judged by {at}, which lies inside the interval: {answers_sentence(h.changed.paired)}.",
         )
     return Headline("✓", f"{told} are not below the limit of {at}: {answers_sentence(h.changed.paired)}.")
 
@@ -66,7 +67,7 @@ def timing_table(d: Drawn) -> Table:
     ]  # fmt: skip
     rows += [(r.policy, "cannot run", *[""] * 7) for r in d.refused]
     t = d.timings[0]
-    title = f"drawing {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: " + (
+    title = f"sampling {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: " + (
         "one round, so no spread" if t.rounds == 1 else f"median of {t.rounds} rounds (smallest, largest)"
     )
     return Table(title, columns, tuple(rows), ("policy", "loop"), 2)
@@ -110,9 +111,7 @@ def loops_verdict(found: Sequence[ProgramTiming]) -> Headline:
 def warmup_report(found: Sequence[Warmed]) -> Report:
     """Return the report of what was compiled: a row each."""
     rows = [(w.policy, w.what, f"{w.seconds:.1f}", str(w.compiled), str(w.read)) for w in found]
-    table = Table(
-        "programs made ready", ("policy", "what", "s", "compiled", "read"), tuple(rows), ("policy", "what"), 2
-    )
+    table = Table("programs compiled", ("policy", "what", "s", "compiled", "read"), tuple(rows), ("policy", "what"), 2)
     seconds, compiled, read = (sum(getattr(w, name) for w in found) for name in ("seconds", "compiled", "read"))
     ending = f"{compiled} programs compiled, {read} read from the cache, in {seconds:.1f} s"
     return Report(None, (Section(tables=(table,)),), ending=(ending,))
@@ -142,7 +141,7 @@ def divergences(d: Drawn) -> Iterator[str]:
         t = m.timing
         some = [x for x in d.divergences if x.policy == t.policy]
         if not some:
-            yield f"{t.policy} draws the tokens of {first} in all {t.sequences} sequences"
+            yield f"{t.policy} samples the same tokens as {first} in all {t.sequences} sequences"
             continue
         x = min(some, key=lambda x: x.index)
         near = sum(bool(x.near) for x in some)
@@ -151,10 +150,10 @@ def divergences(d: Drawn) -> Iterator[str]:
         apart = (
             ""
             if x.gap is None
-            else (f"; FP64 draws with {takes}, by {abs(value(x.gap)):.2g} (sigma {value(x.sigma):.2g})")
+            else (f"; FP64 agrees with {takes}, by {abs(value(x.gap)):.2g} (sigma {value(x.sigma):.2g})")
         )
         yield (
-            f"{t.policy} draws other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
+            f"{t.policy} samples other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
             f"{x.id} at token {x.index}: {x.tokens[0]} for {x.tokens[1]}{apart}"
         )
 
@@ -168,7 +167,7 @@ def answer_lines(d: Drawn) -> Iterator[str]:
         yield f"{whose}, limit of {percentage_points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
-            yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
+            yield f"{a.policy}: {a.unparsed} answers have no number and count as wrong"
 
 
 def drawing_notes(d: Drawn) -> Iterator[str]:

@@ -23,7 +23,7 @@ def gradient_report(c: Checked) -> Report:
     sections = (
         Section("How far from FP64", tables=(distance_table(c),)),
         Section("What does not pass", tables=(failures(c),), only="pages"),
-        Section("Every case", "Roundings off, or the verdict that is no pass.", (cases_table(c),), only="html"),
+        Section("Every case", "Errors in roundings, or the verdict that is no pass.", (cases_table(c),), only="html"),
     )
     notes = (*(f"also: {text}" for text in c.conclusions[1:]), *(f"note: {text}" for text in c.notes))
     return Report(

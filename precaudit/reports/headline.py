@@ -53,7 +53,7 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
 
 def how_far(far: Farthest, sources: Mapping[str, str]) -> str:
     """Return how far the farthest values are from FP64, and which operation adds most by itself."""
-    told = f"{point_text(far.at)} is {percent(far.whole)} off FP64"
+    told = f"{point_text(far.at)} is {percent(far.whole)} away from FP64"
     if far.made_at is None or not far.own:
         return told
     source = sources.get(far.made_at.point, "")
@@ -102,13 +102,13 @@ def how_bad(v: Verdict) -> str:
         return f"{value(v.value):,.0f} choices are not those of the recorded values, by more than rounding"
     if v.kind == "sums" and not v.why:
         what = "the sum of a row" if v.scope == "token" else "sums of rows"
-        return f"{what} of it is {found} × what rounding makes off from what its inputs give (limit {limit})"
+        return f"{what} of it differs from what its inputs give by {found} × the error of rounding (limit {limit})"
     if v.metric == "lost":
-        return f"{value(v.value):,.0f} whole numbers are held as others: its format does not have them"
+        return f"{value(v.value):,.0f} whole numbers are stored as others: its format does not have them"
     if v.kind in ("state", "policy") and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
     if v.kind == "formula" and not v.why:
-        return f"the formula is not the reference's, {digits(value(v.value))} off without any rounding"
+        return f"the formula is not the reference's: it differs by {digits(value(v.value))} without any rounding"
     if v.metric == "top1" or v.limit is None:
         return v.text or f"{v.metric} {found}"
     at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
@@ -119,13 +119,13 @@ def how_bad(v: Verdict) -> str:
         return f"{v.metric}{at} is {found}, {over} its stated limit {limit}"
     if v.kind == "forward" and v.metric in ("ratio", "kl"):
         what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
-        return f"{what} is {found} × what rounding makes (limit {limit})"
+        return f"{what} is {found} × the error of rounding (limit {limit})"
     if v.metric in POOLED:
         what = "error" if v.metric == POOLED[0] else "gain"
-        return f"the {what} from FP64 is {found} × what rounding makes (limit {limit}) {v.text}"
+        return f"the {what} from FP64 is {found} × the error of rounding (limit {limit}) {v.text}"
     limits = f"{v.metric}{at} {found}, limit {limit}"
     if v.kind == "policy":
-        return f"not what the announced policy makes of its inputs ({limits})"
+        return f"not the result of the announced policy on its inputs ({limits})"
     if v.explained is None or not isfinite(value(v.explained)):
         return limits
     share = max(0.0, 100 * value(v.explained))

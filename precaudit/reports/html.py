@@ -30,8 +30,8 @@ POINTS = 80  # of a heat map: those that err most
 MAPS = {
     "local": ("Local error, unexplained", "Each operation by itself, from its own recorded inputs: the worst of its "
               "numbers over its limit. Above 1 it is more than rounding."),
-    "forward": ("Forward error", "The whole model against FP64 on the same tokens: the largest error over the error "
-                "that rounding by the declared policy makes."),
+    "forward": ("Forward error", "The whole model against FP64 on the same tokens: the largest error over the "
+                "error of the declared policy's rounding."),
     "formula": ("Formula", "The program's formulas in FP64 against those of the reference: the distance over the limit "
                 "of what is the same formula. No rounding is in it."),
 }  # fmt: skip
@@ -83,8 +83,8 @@ def _sections(found: Gathered) -> Iterator[Section]:
     if charts.grows(found.errors):
         yield Section(
             "How the error of the residual stream grows" if of_model else "How errors grow over steps",
-            "Forward error, relative, the median of all records of a layer; dashed: what rounding by the declared "
-            "policy makes.", menu="Growth",
+            "Forward error, relative, the median of all records of a layer; dashed: the error of the declared "
+            "policy's rounding.", menu="Growth",
             charts=(_chart("growth", "Growth", charts.growth_chart(found.errors, THEMED)),),
         )  # fmt: skip
     if found.compared is not None:

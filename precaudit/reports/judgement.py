@@ -75,7 +75,7 @@ def not_finite(v: Verdict) -> str:
     if v.value is None:
         return ""
     n = value(v.value)
-    one, many = ("row holds", "rows hold") if v.kind == "sums" else ("element is", "elements are")
+    one, many = ("row has", "rows have") if v.kind == "sums" else ("element is", "elements are")
     return f"{n:,.0f} {one if n == 1 else many} NaN or infinite" + (" values" if v.kind == "sums" else "")
 
 
@@ -92,7 +92,7 @@ def verdict_message(v: Verdict) -> str:
         at = f" at {_at(v)}" if v.scope else ""
         text += f" {v.metric} {digits(value(v.value))}{at}, limit {digits(value(v.limit))}"
     if v.rel_l2 is not None and value(v.rel_l2) and v.explained is not None and isfinite(value(v.explained)):
-        text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
+        text += f"; error {value(v.rel_l2):.1e}, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
     w = v.worst  # of the finite elements: it is none of those that are not
     if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
         text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"

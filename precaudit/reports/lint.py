@@ -133,7 +133,7 @@ def _exchanged(found: Linted) -> Table:
     )  # fmt: skip
     columns = ("phase", "collective", "point", "chips", "format", "times", "bytes", "adds")
     words = ("phase", "collective", "point", "format", "adds")
-    return Table("What chips exchange; bytes of a step that one chip is left with:", columns, rows, words)
+    return Table("What chips exchange; bytes on one chip, of all layers in a step:", columns, rows, words)
 
 
 MEMORY = ("arguments", "outputs", "temporaries")
@@ -145,10 +145,10 @@ def rule_lines(listed: Sequence[Rule]) -> Iterator[str]:
         yield f"{r.id} ({r.severity}, reads {NEEDS[r.needs]}): {r.title}"
         yield f"    {r.why}"
         yield f"    To change: {r.fix}."
-        yield f"    Rests on: {r.rests}."
+        yield f"    Based on: {r.rests}."
 
 
-NEEDS = {"jaxpr": "the program", "tpu": "what a TPU's compiler makes of it", "run": "a recorded run"}
+NEEDS = {"jaxpr": "the program", "tpu": "what a TPU's compiler writes", "run": "a recorded run"}
 
 
 def sarif(found: Linted, rules: Sequence[Rule], version: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from precaudit.schema.glossary import lookup_key, terms_by_name
 OWN = {
     "top-1": "The token with the largest logit.",
     "bit-equal": "Records that come out bit for bit as the equations round.",
-    "left": "What the best emulation leaves, in unit roundoffs of the format.",
+    "unexplained": "What the best emulation does not explain of an error, in unit roundoffs of the format.",
     "margin": "Top-1 minus top-2 logit: here how far it is from FP64's.",
     "price": "What a change costs: time, or bytes of its results.",
 }
@@ -13,7 +13,7 @@ ALIASES = {"NaN or inf": "NaN", "in u": "u", "bit-equal records": "bit-equal", "
            "gain of a change": "gain", "explained by": "explained"}  # fmt: skip
 SHOWN = (
     "local", "forward", "limit", "unexplained", "explained", "excess", "componentwise", "gain", "ratio", "u", "KL",
-    "mae", "max_diff", "rel_l2", "NaN", "gap", "top-1", "near tie", "match", "FP64", "bit-equal", "left",
+    "mae", "max_diff", "rel_l2", "NaN", "gap", "top-1", "near tie", "match", "FP64", "bit-equal",
     "input suspect", "margin", "flips", "share", "price",
 )  # fmt: skip
 

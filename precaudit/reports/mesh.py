@@ -46,7 +46,7 @@ def split_text(split: SplitSum, held: str) -> str:
     """Return how a sum is made in parts, each rounded to the format ``held``."""
     if split.summed == held:
         return f"rounded to {held} with every one of its {split.parts} parts"
-    return f"made in {split.parts} parts, each rounded to {held}, and added in {split.summed}"
+    return f"computed in {split.parts} parts, each rounded to {held}, and added in {split.summed}"
 
 
 def across_report(found: Sequence[AcrossMeshes], own: MeshShape) -> Report:
@@ -61,7 +61,7 @@ def across_report(found: Sequence[AcrossMeshes], own: MeshShape) -> Report:
     cells = {(w.mesh, p.point): _cell(p) for w in found for p in w.points}
     rows = tuple((point, *(cells.get((w.mesh, point), "") for w in found)) for point in points)
     columns = ("point", *(_mesh_text(w.mesh) for w in found))
-    table = Table("farthest from the run, × the noise of honest rounding", columns, rows, columns)
+    table = Table("farthest from the run, × the noise of rounding", columns, rows, columns)
     return Report(Headline(mark, sentence), (Section(lines=tuple(dict.fromkeys(lines)), tables=(table,)),))
 
 
@@ -76,11 +76,11 @@ def _begins(w: AcrossMeshes) -> str:
         return ""
     if w.status == BROKEN and w.fails is not None:
         fails = f"first beyond rounding at {point_text(w.fails)} in {w.fails.phase}"
-        return f", {fails}, whose own error fails on one of both and not on the other"
+        return f", {fails}, whose own error fails on only one of the two"
     if w.status == BROKEN:
-        return f", bits part first at {point_text(w.first)} in {w.first.phase}; no operation's own error fails"
+        return f", bits first differ at {point_text(w.first)} in {w.first.phase}; no operation's own error fails"
     causes = "; ".join(dict.fromkeys(map(_sum_text, w.sums)))
-    why = causes or "no other sum of parts lies before it; the compiler adds up or fuses otherwise"
+    why = causes or "no other sum of parts is before it; the compiler adds up or fuses differently"
     return f", first at {point_text(w.first)} in {w.first.phase}: {why}"
 
 

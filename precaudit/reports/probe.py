@@ -13,7 +13,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ProbeRecord
 
 FIRST = "@"
-LEFT = ("operands", "way", "result", "made of", "as asked")
+LEFT = ("operands", "way", "result", "arithmetic", "as asked")
 
 
 def probe_report(p: Probed, every: bool = False) -> Report:
@@ -54,8 +54,8 @@ def _price(p: Probed) -> str:
             cost = "" if wide.time is None or first.time is None else f" at {_over(wide, first):.2g} × its time"
             gain = f", {_digits(first, wide)}" if wide.rel_l2 else ", exact"
             return (
-                f"{first.phase} {FIRST} ({first.prompt}) is {value(first.rel_l2):.2g} off FP64, {wide.way} "
-                f"{value(wide.rel_l2):.2g}{gain}{cost}"
+                f"{first.phase} {FIRST} ({first.prompt}) has an error of {value(first.rel_l2):.2g}, {wide.way} "
+                f"of {value(wide.rel_l2):.2g}{gain}{cost}"
             )
     return f"{len(mine):,} products on {p.platform}"
 
@@ -90,7 +90,7 @@ def _elsewhere(p: Probed) -> str:
         return ""
     r = max(both, key=lambda r: value(r.rel_l2) / here[r.prompt, r.phase, r.way])
     found = here[r.prompt, r.phase, r.way]
-    return f"; {r.phase} {r.point} ({r.prompt}) would be {value(r.rel_l2):.2g} off, here {found:.2g}"
+    return f"; {r.phase} {r.point} ({r.prompt}) would have an error of {value(r.rel_l2):.2g}, here {found:.2g}"
 
 
 def _tables(p: Probed, every: bool) -> Iterator[Table]:
@@ -99,7 +99,7 @@ def _tables(p: Probed, every: bool) -> Iterator[Table]:
     timed = any(r.time is not None for r in p.records)
     for shape in dict.fromkeys(r.prompt for r in p.records):
         rows = [_cells(its, target, timed) for its in _rows(p, shape, every)]
-        columns = ["operands", "way", "result", "rel_l2", "max_diff", "made of", "as asked", "temp bytes"]
+        columns = ["operands", "way", "result", "rel_l2", "max_diff", "arithmetic", "as asked", "temp bytes"]
         columns += ["× time"] * timed + ([f"on {target}", "rel_l2 there"] if target else [])
         left = (*LEFT, f"on {target}")
         yield Table(f"{shape} (B,H,Q,DxS) on {p.device}", tuple(columns), tuple(rows), left, keys=2)

@@ -35,14 +35,14 @@ def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
         nbytes = prod((*p.stacked, *p.shape)) * FORMATS[p.dtype].itemsize
         steps = "×".join(map(str, p.stacked))
         rows.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
-    columns = ("point", "steps", "shape", "format", "bytes", "made by", "at")
-    table = fitting.Table(title, columns, tuple(rows), ("point", "format", "made by", "at"))
+    columns = ("point", "steps", "shape", "format", "bytes", "primitive", "at")
+    table = fitting.Table(title, columns, tuple(rows), ("point", "format", "primitive", "at"))
     return Report(None, (Section(tables=(table,)),), records=points)
 
 
 SHOWN = 24  # points, unless all are asked for
 LEAST = 3  # steps of a point that tell how its error grows
-COLUMNS = ("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at")
+COLUMNS = ("point", "format", "local", "in u", "unexplained", "bit-equal", "forward", "ratio", "verdicts", "at")
 
 
 def program_report(
@@ -138,9 +138,9 @@ def program_sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator
             _keep_narrow(narrow, e)
     of = "" if made == every else f"of {every} "
     yield (
-        f"{made} {of}segments made again from recorded inputs, as the program's equations round: "
-        f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
-        "ratio: over what its rounding makes of it."
+        f"{made} {of}operations recomputed from recorded inputs, as the program's equations round: "
+        f"{closed} are equal bit for bit. Forward: from the program in FP64, call after call; "
+        "ratio: over the error of its rounding."
     )
     yield from _accumulation_lines(errors)
     if (twice := prefill_decode_sentence(pairs_of(opened))) is not None:
@@ -148,15 +148,15 @@ def program_sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator
     yield from _narrow_sums(narrow)
     if unsteady:
         yield (
-            f"Noise of {unsteady} records leaves out draws in which something other than a rounding turned, such "
-            f"as a comparison: {', '.join(turned)}."
+            f"Noise of {unsteady} records excludes samples in which a choice changed, such as a "
+            f"comparison: {', '.join(turned)}."
         )
     yield from _tokens(errors)
     yield from _formula(errors)
     yield from _announcement_lines(opened, errors)
     for n in (n for one in opened.entries for n in one.record.neutrality):
         if not n.bitwise:
-            yield f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."
+            yield f"Taps changed the outputs of {n.case} by up to {n.max_diff}."
 
 
 def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
@@ -170,19 +170,19 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
             points.add(e.point)
             if not value(e.rel_l2) <= SAME:
                 first, other = first or e, other + 1
-    what = "your function" if name == "reference" else f"the textbook of {name}"
+    what = "your function" if name == "reference" else f"the reference implementation of {name}"
     if not known:
         yield "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME."
     elif first is None:
         yield (
-            f"Formula: held against {what} at {len(points)} points; the program in FP64 is that, to {largest:.1e} in "
+            f"Formula: compared with {what} at {len(points)} points; in FP64 the program agrees, to {largest:.1e} in "
             f"{known} places."
         )
     else:
         yield (
-            f"Formula: held against {what} at {len(points)} points; the program in FP64 is not that: first at "
+            f"Formula: compared with {what} at {len(points)} points; in FP64 the program differs: first at "
             f"{first.point}{'' if first.layer is None else f', step {first.layer}'} "
-            f"({first.reference.rpartition(':')[2]}), {value(first.rel_l2):.1e} off; {other} of {known} places differ. "
+            f"({first.reference.rpartition(':')[2]}), by {value(first.rel_l2):.1e}; {other} of {known} places differ. "
             "Next: precaudit diagnose"
         )
 
@@ -195,13 +195,13 @@ def _announcement_lines(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterat
     statuses = Counter(v.status for e in of_kinds(errors, "policy") if (v := judge(e, default_limits())) is not None)
     name, every = announced["name"], statuses.total()
     if not every:
-        yield f"Policy {name} is announced and held against nothing: give a names map (--map)."
+        yield f"Policy {name} is announced and compared with nothing: give a names map (--map)."
         return
     held = every - statuses["not run"]
     off = held - statuses["pass"]
-    told = f"{off} of {held} operations are not" if off else f"{held} operations are"
+    told = f"{off} of {held} operations do not" if off else f"{held} operations"
     rest = f"; {statuses['not run']} more are not judged: the map shows too little" if held < every else ""
-    yield f"Policy {name}: {told} what it makes of the recorded inputs{rest}."
+    yield f"Policy {name}: {told} follow it on the recorded inputs{rest}."
 
 
 def _row(p: ProgramPoint, found: _Seen, name: str) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _accumulation_lines(errors: Sequence[ErrorRecord]) -> Iterator[str]:
             worst[e.candidate] = e
     each = [f"{name.removeprefix(SUMS)} {value(e.rel_l2):.1e} ({e.point})" for name, e in worst.items()]
     if each:
-        yield f"Products summed in another format would be up to this far off, which names no cause: {', '.join(each)}."
+        yield f"Products summed in another format would have errors up to these; they name no cause: {', '.join(each)}."
 
 
 def _keep_narrow(worst: dict[str, ErrorRecord], e: ErrorRecord) -> None:
@@ -242,7 +242,7 @@ def _narrow_sums(worst: Mapping[str, ErrorRecord]) -> Iterator[str]:
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
         u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
         yield (
-            f"{e.point} is added up term by term in {e.dtype}: {value(e.rel_l2):.1e} off, {value(e.rel_l2) / u:.1f} u; "
+            f"{e.point} is summed term by term in {e.dtype}: error {value(e.rel_l2):.1e}, {value(e.rel_l2) / u:.1f} u; "
             "sum in float32 (x.astype(jnp.float32) before it is broadcast, or before the sum) and round once."
         )
     if len(worst) > 3:
@@ -277,6 +277,8 @@ def growth_sentences(errors: Sequence[ErrorRecord]) -> list[str]:
             continue
         at = [(i, b / a) for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
         jumps = f", with a jump at step {', '.join(f'{i} (× {x:.1f})' for i, x in at)}" if at else ", without a jump"
-        says = f"{name} is off by {short(each[0])} at its first step and {short(each[-1])} at its last of {len(each)}"
+        says = (
+            f"{name} has an error of {short(each[0])} at its first step, {short(each[-1])} at its last of {len(each)}"
+        )
         told.append((not at, -each[-1] / each[0], f"{says} (relative, median){jumps}"))
     return [x[2] for x in sorted(told)]

@@ -27,7 +27,7 @@ def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> li
     for f in found.findings:
         off = 0.0 if f.rel_l2 is None else value(f.rel_l2)
         records = f"{f.records} record{'' if f.records == 1 else 's'}"
-        size = f"; {off:.2e} off at {f.point}, {records}" if off else ""
+        size = f"; error {off:.2e} at {f.point}, {records}" if off else ""
         lines.append(f"✗ {f.kind}: {f.says}{size}")
     lines += [f"? unknown: {x}" for x in found.unknown]
     if not found.findings and not found.unknown and not found.explained:
@@ -57,13 +57,13 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
         f"and {short(first.all)} with all {several} lines that round to less in float32{wide}"
     )
     if first.real is not None and value(first.size[0]) > FAR * value(first.real):
-        yield "  the emulation is farther off than the program was: what lines gain is the emulation's, and less here"
+        yield "  the emulation's error is larger than the program's: the gains are the emulation's, and smaller here"
     shown = [r for r in lines if verbose or is_worth_a_word(r)]
     single = [r for r in shown if len(r.sources) == 1]
     for r in [*single[: None if verbose else MOST], *(r for r in shown if len(r.sources) > 1)]:
         yield f"  {remedy(r)}"
     if not shown:
-        yield f"  no line alone takes away {100 * WORTH:.0f} % of it"
+        yield f"  no line alone removes {100 * WORTH:.0f} % of it"
 
 
 def remedy(r: LineRemedy) -> str:

@@ -60,14 +60,14 @@ def _sections(t: RolloutStory) -> Iterator[Section]:
     yield Section("How far log-probabilities are apart", pictures=partial(_pictures, t.parities), only="html")
     yield Section("Limits", tables=tuple(h for p in t.parities if (h := rollouts.limits_table(p)).rows), only="pages")
     if t.drawn is not None:
-        yield Section("What drawing takes", tables=(drawn.timing_table(t.drawn),))
+        yield Section("What sampling takes", tables=(drawn.timing_table(t.drawn),))
         yield Section(tables=(drawn.parity_table(t.drawn),), only="terminal")
     yield Section(
         "Quantiles of |Δ log p|", "Nats; first clipped: the smallest index of a token with ρ outside [0.8, 1.2].",
         (rollouts.quantiles(t.parities),), only="pages",
     )  # fmt: skip
     yield Section(
-        "Mismatch, under verl's names", "First the side that drew, then the one it is held to.",
+        "Mismatch, under verl's names", "First the side that sampled, then the one it is compared with.",
         tuple(rollouts.metrics(p) for p in t.parities), only="pages" if t.drawn is not None else "",
     )  # fmt: skip
     if t.drawn is not None and t.drawn.answers:
@@ -82,7 +82,7 @@ def _sections(t: RolloutStory) -> Iterator[Section]:
         (cause_table(t.causes),), lines=why, only="pages",
     )  # fmt: skip
     if why:
-        head = "what makes the worst tokens differ between decode and a trainer's prefill:"
+        head = "why the worst tokens differ between decode and a trainer's prefill:"
         yield Section(lines=("", head, *why), only="terminal")
 
 

@@ -37,9 +37,9 @@ def _held(cases: Sequence[Sameness]) -> Section:
         (case, t.tensor, t.dtype, _held_text(t), "" if t.off is None else short(t.off), t.axes, t.source)
         for case, t in each
     )  # fmt: skip
-    title = "tensors of the dump, and the program's values in FP64 that they are"
-    columns = ("case", "tensor", "format", "is", "off", "axes", "at")
-    words = tuple(c for c in columns if c != "off")
+    title = "tensors of the dump, and the program's values in FP64 that they match"
+    columns = ("case", "tensor", "format", "is", "error", "axes", "at")
+    words = tuple(c for c in columns if c != "error")
     return Section("Tensors", tables=(Table(title, columns, rows, words, keys=2),))
 
 
@@ -79,9 +79,9 @@ def parting_text(p: Parting) -> str:
     """Return where a program leaves the other, in a sentence or two."""
     last = f" The last that the other has before it: {p.before}." if p.before else ""
     if not p.point:
-        return f"{p.program}: every point's values are the other's, its outputs are not.{last}"
-    made = f", made of {', '.join(p.made_of)}, which the other has" if p.made_of else ""
+        return f"{p.program}: every point has the other's values, its outputs do not.{last}"
+    made = f", computed from {', '.join(p.made_of)}, which the other has" if p.made_of else ""
     where = f"{p.point}{p.at}{step_text(p.step)} in call {p.call} ({p.source}){made}"
     alone = f"layers {spans(p.layers)}" if len(p.layers) > 1 else f"layer {spans(p.layers)} alone"
-    each = f" Of the other's values, it makes another {p.point} in {alone}." if p.layers else ""
-    return f"{p.program} parts first at {where}.{each}{last}"
+    each = f" On the other's values, {p.point} differs in {alone}." if p.layers else ""
+    return f"{p.program} differs first at {where}.{each}{last}"

@@ -205,11 +205,11 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
         values = f"; worst element {list(worst.index)}: {beside(value(worst.candidate), value(worst.reference))}"
     best = "the best emulation" if a.name == "none of these" else a.name
     known = isfinite(a.share) and isfinite(a.left_u)
-    explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
+    explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u unexplained" if known else ""
     more = f"; {later} inherit from a point that is" if later else ""
     return (
         f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "
-        f"{value(e.rel_l2):.1e} off{explained}{values}.{tail}"
+        f"error {value(e.rel_l2):.1e}{explained}{values}.{tail}"
     )
 
 
@@ -250,10 +250,10 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     if lacking:
         return f"Formula: {lacking} of {rows} places are not known: {why}."
     if first is None:
-        return f"Formula: the program's FP64 shadow is the reference at all {rows} places, to {largest:.1e}."
+        return f"Formula: in FP64 the program agrees with the reference at all {rows} places, to {largest:.1e}."
     where = first.point if first.layer is None else f"layer {first.layer} {first.point}"
     return (
-        f"Formula: at {far} of {rows} places the program's FP64 shadow is not the reference; first {where} "
+        f"Formula: in FP64 the program differs from the reference at {far} of {rows} places; first {where} "
         f"({first.prompt} {first.phase} {first.step}): {farthest_formula(first)[0]:.1e}."
     )
 

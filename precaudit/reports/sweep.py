@@ -53,9 +53,9 @@ class SweepRow(Record, frozen=True, omit_defaults=False):
 
 
 KEY = (
-    "ms: of a prompt token and a drawn one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
-    "excess: of the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
-    "k3_kl: of what was drawn, against the policy's own prefill; front: nothing that passes is both nearer and faster",
+    "ms: a prompt token and a sampled one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
+    "excess: the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
+    "k3_kl: sampled tokens against the policy's own prefill; front: nothing that passes is both nearer and faster",
 )  # fmt: skip
 
 WIDTH = 640  # pixels of the picture
@@ -74,7 +74,7 @@ def front(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _costs(row: SweepRow) -> tuple[float, float]:
-    """Return KL from FP64 and milliseconds a drawn token; NaN where one is not known, or the policy does not pass."""
+    """Return KL from FP64 and milliseconds a sampled token; NaN where one is not known, or the policy does not pass."""
     assert row.errors is not None
     if not row.errors.verdict.startswith("✓"):
         return float("nan"), float("nan")
@@ -133,7 +133,7 @@ def _cells(r: SweepRow) -> list[str]:
 
 
 def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
-    """Return KL from FP64 against milliseconds a drawn token, a mark a policy, those on the front in another colour."""
+    """Return KL from FP64 against milliseconds a sampled token, a mark a policy, the front in another colour."""
     alt = altair_of()
     data: list[dict[str, Any]] = [
         {"policy": _plainly(r.policy), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front,
@@ -143,7 +143,7 @@ def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
     ]  # fmt: skip
     marks = powers([x["kl"] for x in data])
     base = alt.Chart(data_of(named_apart(data, "policy", "ms", "log"))).encode(
-        alt.X("ms:Q", title="milliseconds a drawn token", scale=alt.Scale(zero=False, padding=30)),
+        alt.X("ms:Q", title="milliseconds a sampled token", scale=alt.Scale(zero=False, padding=30)),
         alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"),
               axis=alt.Axis(format=".0e", values=marks)),
         tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],

@@ -21,7 +21,7 @@ def watch_report(
     if seen is None:
         said = f"{command[0]} ended (exit code {code}) before it could be said what it jitted"
         left = [f"{r}: was recorded. Next: precaudit compare {r} --rerun" for r in runs]
-        headline = Headline("?", f"{said}: it was killed, or left by os._exit.")
+        headline = Headline("?", f"{said}: it was killed, or ended by os._exit.")
         return Report(headline, ending=tuple(left), command="watch")
     called = [f for f in functions if f.calls]
     shown = [_row(f) for f in called[:SHOWN]]

@@ -37,7 +37,7 @@ def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
     columns = ("point", "local", "2nd", "explained", "forward", "2nd ", "× emul.")
     title = (
         "Largest errors of each point, relative, L its layer. Local: one operation on its recorded inputs; "
-        "forward: the whole model, and × what the emulated policy makes"
+        "forward: the whole model, and × the emulated policy's"
     )
     return Table(title, columns, tuple(rows), ("point",)) if rows else None
 
@@ -118,7 +118,7 @@ def _least_explained(x: SummaryLine) -> str:
     if a.inherits is not None:
         return f"from {a.inherits}"
     if a.name == "none of these":
-        return f"{'' if a.passes else '✗ '}{a.left_u:.1f}u left"
+        return f"{'' if a.passes else '✗ '}all but {a.left_u:.1f}u"
     return f"{'' if a.passes else '✗ '}{share_text(a)}"
 
 

@@ -19,11 +19,11 @@ def prediction_notes(phases: Iterable[Phase]) -> Iterator[str]:
         f"{name}: {_products_text(p.bare)}, {_products_text(p.captured)}" for name, p in found if p.bare != p.captured
     ]
     if same:
-        yield f"the compiler makes the same products without taps and with them ({'; '.join(dict.fromkeys(same))})"
+        yield f"the compiler has the same products without taps and with them ({'; '.join(dict.fromkeys(same))})"
     if other:
-        yield f"the compiler makes other products without taps than with them ({'; '.join(dict.fromkeys(other))})"
+        yield f"the compiler has other products without taps than with them ({'; '.join(dict.fromkeys(other))})"
     if kernels := dict.fromkeys(k for _, p in found for k in p.kernels):
-        yield f"Pallas kernels ran in interpret mode, their products as a CPU makes them: {', '.join(kernels)}"
+        yield f"Pallas kernels ran in interpret mode, with a CPU's products: {', '.join(kernels)}"
     sizes: dict[str, float] = {}
     for name, p in found:
         sizes[name] = max(sizes.get(name, 0.0), 0.0 if p.inside is None else value(p.inside))

@@ -181,11 +181,11 @@ def _command(c: AuditConfig, command: str, path: Path) -> Audit:
         points=c.points, positions=c.positions, force=True, folder=root, aside=True,
         diagnose=c.diagnose,
     )  # fmt: skip
-    notes = "; ".join(found.seen.notes) if found.seen is not None else "it was killed, or left by os._exit"
+    notes = "; ".join(found.seen.notes) if found.seen is not None else "it was killed, or ended by os._exit"
     if found.code:
         raise CannotJudge(f"{command}: it ended with exit code {found.code}")
     if len(found.runs) != 1:
-        raise CannotJudge(f"{command}: {notes or f'its calls make {len(found.runs)} runs'}: name the calls of one")
+        raise CannotJudge(f"{command}: {notes or f'its calls are {len(found.runs)} runs'}: name the calls of one")
     run = open_program_run(found.runs[0])
     judgement = _judge(c, root, run.folder)
     said = found.seen.runs[0].diagnosis if found.seen is not None else ()

@@ -116,7 +116,7 @@ def _check_ends(request: BisectionRequest, trials: "Trials") -> "tuple[Bisection
         trial = trials.run(changes)
         what = f"{name} ({request.good if name == 'A' else request.bad})"
         if trial.answer == "unknown":
-            raise CannotJudge(f"{what} cannot be told: {trial.why}")
+            raise CannotJudge(f"{what} cannot be judged: {trial.why}")
         if trial.answer != wanted:
             figure = figure_text(request.criterion.name, trial)
             raise UserError(f"{what} is {trial.answer} already by {request.criterion.text}{figure}: nothing to bisect")

@@ -250,7 +250,7 @@ def _request(
     from_fp64 = criterion.name == "verdict" or criterion.times
     against = given.against or ("good" if bits else "fp64" if from_fp64 else usual)
     if bits and against == "fp64":
-        raise UserError(f"--test {criterion.text}: bits are held to A's; leave out --against fp64")
+        raise UserError(f"--test {criterion.text}: bits are compared with A's; leave out --against fp64")
     if criterion.times and against == "good":
         raise UserError(f"--test {criterion.text}: A has no error against itself; give --against fp64, or a number")
     return BisectionRequest(

@@ -88,7 +88,7 @@ class Recorder:
         for i, x in enumerate(self.made if self.order.compare else ()):
             if x.compared:
                 continue
-            self.tell(f"comparing {x.calls} with FP64 (Ctrl-C leaves it)")
+            self.tell(f"comparing {x.calls} with FP64 (Ctrl-C skips it)")
             try:
                 self._compare(x)
                 self.made[i] = replace(x, compared=True)
@@ -126,7 +126,7 @@ class Recorder:
 
         if not self.order.diagnose or gate(x.run.folder).exit_code != 1:
             return ()
-        self.tell(f"diagnosing {x.calls} (Ctrl-C leaves it)")
+        self.tell(f"diagnosing {x.calls} (Ctrl-C skips it)")
         return tuple(program_diagnosis_report(diagnose(x.run, x.program), program_errors(x.run)).lines)
 
     def _record(self, of: Function, group: Sequence[Kept], calls: str) -> list[Recorded]:

@@ -150,7 +150,7 @@ def _row(
     policy: str, errors: PolicyRow | None, drawn: _Drawn | None, predicted: PolicyRow | None, why: str | None
 ) -> SweepRow:
     if why is not None or errors is None or drawn is None:
-        return SweepRow(policy=policy, why=why or "nothing was compared or drawn")
+        return SweepRow(policy=policy, why=why or "nothing was compared or sampled")
     t, m = drawn.timing, drawn.parity.mismatch
     return SweepRow(
         policy=policy, errors=errors, why=errors.why,

@@ -156,7 +156,7 @@ def rerun(
     done = [] if seen is None else [r for r in seen.runs if r.compared]
     if not done:
         notes = () if seen is None else seen.notes
-        why = "; ".join(notes) or f"its calls were not made (exit code {code})"
+        why = "; ".join(notes) or f"its calls did not run (exit code {code})"
         raise CannotJudge(f"{run}: {' '.join(command.words)}: {why}")
     return done[0]
 

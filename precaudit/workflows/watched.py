@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     code = run_script(arguments[1:])
     if os.getpid() != process:  # what the script forked ends here, too
         return code
-    notes = ["JAX was imported before the script: functions jitted before it are not seen"] if before else []
+    notes = ["JAX was imported before the script: functions jitted before it are not watched"] if before else []
     if "jax" in sys.modules:
         notes += _end(watch, recorder, code)
     else:

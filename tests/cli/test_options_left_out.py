@@ -33,7 +33,7 @@ def test_the_table_is_of_options_of_the_command():
         ("model --policy bf16", "model was not imported, and says its policy itself; leave out --policy"),
         ("program --partial --formula", "program is of a program; leave out --formula, --partial"),
         ("program --rerun --map x", "--rerun runs the command of program again; leave out --map"),
-        ("program --model x --config y", "--model says what it is held against; leave out --config"),
+        ("program --model x --config y", "--model says what it is compared with; leave out --config"),
         ("model --family x --rerun", "model is no run of a program; leave out --family, --rerun"),
         ("gone --policy bf16", "gone: no run here (no run.json); make one with: precaudit trace SUBJECT -o gone"),
     ],

@@ -104,7 +104,7 @@ def test_heads_cut_over_devices_are_rounding_whose_sum_is_named(across):
     assert all(0 < noises < 3 for status, noises in found["points"].values() if status == "rounding")
     assert found["lines"] == [
         "Sharding: model=4 against the run's one device: rounding, first at attn_proj of layer 0 in prefill: the sum "
-        "over model=4 at attn_proj is made in 4 parts, each rounded to bfloat16, and added in float32"
+        "over model=4 at attn_proj is computed in 4 parts, each rounded to bfloat16, and added in float32"
     ]
 
 
@@ -116,8 +116,7 @@ def test_a_shard_that_is_left_out_on_a_mesh_is_broken(across):
     status, noises = found["points"]["resid_out"]  # no fault of its own: too far off for rounding
     assert (status, noises > 10) == ("broken", True)
     assert found["lines"][0].endswith(
-        "broken, first beyond rounding at mlp_out of layer 0 in prefill, whose own error fails on one of both and not "
-        "on the other"
+        "broken, first beyond rounding at mlp_out of layer 0 in prefill, whose own error fails on only one of the two"
     )
 
 
@@ -132,7 +131,7 @@ def test_diagnose_holds_a_run_against_meshes_of_the_command_line(across):
 def test_same_names_the_sum_over_devices_that_one_of_two_programs_makes(across):
     beside, itself = across[0]["same"]
     assert beside[0].startswith("✓ the first and the second are one formula")
-    told = "adds a product up over devices at row_parallel.py:25: it is made in 4 parts, each rounded to bfloat16"
+    told = "adds a product up over devices at row_parallel.py:25: it is computed in 4 parts, each rounded to bfloat16"
     assert [line for line in beside if "over devices" in line] == [f"the second {told}, and added in float32."]
     assert not [line for line in itself if "over devices" in line]
 

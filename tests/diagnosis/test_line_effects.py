@@ -256,7 +256,7 @@ def test_a_size_that_is_far_from_the_real_one_is_said_to_be_the_emulations():
     )  # fmt: skip
     said = said_of(Diagnosed((), (), 1, effects=Effects(lines=(line,))))
     assert any("8.3e-2 (1.3e-4 as it ran)" in x for x in said)
-    assert any("farther off than the program was" in x for x in said)
+    assert any("error is larger than the program's" in x for x in said)
 
 
 def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):

@@ -43,7 +43,7 @@ def test_the_first_sentence_says_how_far_what_rounding_explains_is_from_fp64(fol
     assert 0.1 < size < 1
     sentence = headline(judged, str(run)).text
     assert sentence.startswith("✓ rounding explains all")
-    assert f"{100 * size:.2g} % off FP64" in sentence
+    assert f"{100 * size:.2g} % away from FP64" in sentence
 
 
 def test_a_stated_limit_fails_it_and_one_that_it_keeps_does_not(folder, capsys):
@@ -68,8 +68,8 @@ def test_the_largest_of_each_kind_counts_and_what_is_not_finite_does_not():
     found = sizes.farthest({"scores": ("1 pass",)})
     assert (found.whole, found.own, found.ways) == (0.73, 0.4, ("1 pass",))
     assert how_far(found, {"scores": "models/rope.py:9"}) == (
-        "scores of layer 3 is 73 % off FP64; the largest error of one operation by itself is 40 %: scores of layer 3 "
-        "(rope.py:9), products in 1 pass"
+        "scores of layer 3 is 73 % away from FP64; the largest error of one operation by itself is 40 %: scores of "
+        "layer 3 (rope.py:9), products in 1 pass"
     )
     assert Sizes().farthest({}) is None
 

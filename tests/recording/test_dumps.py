@@ -124,7 +124,7 @@ def test_what_is_not_finite_is_shown_and_never_equal(ours, mapped, tmp_path, cap
     capsys.readouterr()
     assert command(["compare", str(found.folder), str(ours.folder)]) == 0
     out = capsys.readouterr().out
-    assert "1 of 16 tensors hold NaN or infinity, first layer 1 attn_out" in out
+    assert "1 of 16 tensors have NaN or infinity, first layer 1 attn_out" in out
     assert out.startswith(f"✗ attn_out of layer 1, prefill of {one.prompt}: {one.n:,} elements are NaN or infinite")
     assert command(["compare", str(found.folder), str(ours.folder), "-v"]) == 0
     (row,) = (x for x in capsys.readouterr().out.splitlines() if x.split()[:2] == ["1", "attn_out"])

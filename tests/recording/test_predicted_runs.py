@@ -440,7 +440,7 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     assert "predicted: what libtpu" in " ".join(capsys.readouterr().out.split())
     assert cli(["gate", "run"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "makes the same products without taps and with them" in told
+    assert "has the same products without taps and with them" in told
     assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
     monkeypatch.setattr("precaudit.references.traced.reference.units_of", lambda _: None)
     assert cli(["compare", "run"]) == 0

@@ -153,7 +153,7 @@ def test_the_commands_end_to_end(tmp_path, monkeypatch, capsys):
     assert command(["trace", where, "-o", str(tmp_path / "step")]) == 2
     assert "holds a program's run already" in capsys.readouterr().err
     assert command(["compare", str(tmp_path / "step")]) == 0
-    assert "18 segments made again" in " ".join(capsys.readouterr().out.split())
+    assert "18 operations recomputed" in " ".join(capsys.readouterr().out.split())
     assert command(["gate", str(tmp_path / "step")]) == 0
     assert "verdicts: 36 pass" in capsys.readouterr().out
 
@@ -344,7 +344,7 @@ def test_a_gradient_that_is_added_up_in_bfloat16_is_told_and_passes(tmp_path, ca
     assert float(made.rel_l2) > 2.0**-8  # no single rounding makes that
     assert gate(opened.folder).exit_code == 0
     print_report(program_report(opened, errors), Console(width=120))
-    assert "is added up term by term in bfloat16" in " ".join(capsys.readouterr().out.split())
+    assert "is summed term by term in bfloat16" in " ".join(capsys.readouterr().out.split())
 
 
 WRAPPED = {
@@ -792,7 +792,7 @@ def test_reports_say_the_same_again_and_escape_names(recorded, capsys):
     _, opened, errors = recorded
     assert command(["report", str(opened.folder)]) == 0
     shown = capsys.readouterr().out
-    assert "come out bit for bit" in " ".join(shown.split())
+    assert "are equal bit for bit" in " ".join(shown.split())
     assert command(["report", str(opened.folder), "--markdown"]) == 0
     told = capsys.readouterr().out
     rows = [line for line in told.splitlines() if line.startswith("| ")]

@@ -306,7 +306,7 @@ def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, 
     assert [n.bitwise for n in run.record.neutrality] == [True, False]
     found = gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")))
     if times is not None:
-        told = [n for n in found.notes if n.startswith("capturing changed the prefill logits")]
+        told = [n for n in found.notes if n.startswith("recording changed the prefill logits")]
         assert found.exit_code == 0
         assert [n.split(", ")[1].split(" × ")[1] for n in told] == ["the noise of their rounding"]
         return

@@ -154,7 +154,7 @@ def test_what_nothing_sees_twice_is_said(tmp_path):
         program = served(**how)
         opened = trace_program(program, tmp_path / "run", force=True)
         assert not compare_program(opened, program).prefill_decode
-        assert any("no position is seen by two entry points" in note for note in notes(opened))
+        assert any("two entry points share no position" in note for note in notes(opened))
 
 
 def test_a_token_that_is_fed_again_is_held_against_prefill(tmp_path):

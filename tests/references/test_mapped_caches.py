@@ -108,7 +108,7 @@ def noisy(x):
             "rows 0 to 7 (8) hold the rows from 0 on of prompt a, row 1, which ran in the same batch; 10 rows differ",
         ),
         (eight_bits, "format", "the cached rows are quantised to 8 bits, one scale a head and row"),
-        (noisy, "semantics", "slot 7 of the cache holds other rows than were made"),
+        (noisy, "semantics", "slot 7 of the cache has other rows than were written"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -36,7 +36,7 @@ def test_padding_is_in_no_number_and_counted():
 def test_what_formula_records_rest_on_is_said():
     assert formula_notes([Rests(0, frozenset(), True)]) == ()
     assert formula_notes([Rests(1, frozenset(), True)]) == (
-        "1 padding row is read by no other row: it is not judged against the textbook",
+        "1 padding row is read by no other row: it is not compared with the reference implementation",
     )
     some = formula_notes([Rests(2, frozenset({4}), True), Rests(3, frozenset({6}), False)])
     assert some[0].startswith("5 padding rows are read by no other row")

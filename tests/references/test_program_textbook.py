@@ -309,7 +309,7 @@ def test_what_the_gate_fails_is_a_finding_or_more(recorded):
     assert gate(opened.folder).exit_code == 1
     found = diagnose_program(opened, program)
     assert found.exit_code == 1
-    assert "8 forward records are off" in found.findings[0].says
+    assert "8 forward records fail" in found.findings[0].says
 
 
 def test_values_that_are_nan_in_fp64_too_are_said_to_be(recorded):

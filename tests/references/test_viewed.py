@@ -153,7 +153,7 @@ def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
     assert gate(opened.folder).exit_code == 0
     assert not diagnose_program(opened, program).findings
     (said,) = (s for s in program_sentences(opened, errors) if s.startswith("Policy"))
-    assert said.startswith("Policy bf16: 35 operations are what it makes of the recorded inputs; 9 more are not judged")
+    assert said.startswith("Policy bf16: 35 operations follow it on the recorded inputs; 9 more are not judged")
 
 
 @pytest.mark.parametrize("shown", ["v", "q"])  # of another size; of a size that would do, rows not before keys

@@ -374,7 +374,7 @@ def test_a_program_s_run(program_run, tmp_path):
     page = inert(html.render(program_run))
     assert "rounding explains all" in page.said["text"]
     assert {"local", "forward"} <= set(page.data["charts"])
-    assert any(label == "made by" for _, *told in page.data["stories"]["local"] for label, _ in told)
+    assert any(label == "line" for _, *told in page.data["stories"]["local"] for label, _ in told)
     assert "Prefill against decode" not in page.said["text"]
     shutil.copytree(program_run, tmp_path / "run")
     write_diagnosis(tmp_path / "run", BAD, "program.json")

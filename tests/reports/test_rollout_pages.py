@@ -53,7 +53,7 @@ def section(page, heading):
 def test_the_page_has_times_metrics_causes_and_answers(told):
     text = pages.as_html(rollout_report(told))
     assert "✓" in Page(text).said["text"]
-    times = section(text, "What drawing takes")
+    times = section(text, "What sampling takes")
     assert [times.count(name) for name in ("python", "while")] == [2, 2]
     metrics = section(text, "Mismatch, under verl&#x27;s names")
     assert all(name in metrics for name in METRICS)

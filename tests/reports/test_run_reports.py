@@ -152,7 +152,7 @@ def told(runs, a, b, unknown=()):
 def test_two_policies_differ_no_more_than_rounding_makes(runs):
     first, rest = told(runs, "honest", "single")
     assert first.mark == "✓"
-    assert "no more than rounding makes: at most" in first.sentence
+    assert "by no more than rounding: at most" in first.sentence
     assert rest[0].startswith("Top-1 tokens differ at ")
     assert "KL from the reference run is" in rest[0]
 
@@ -245,7 +245,7 @@ def test_a_difference_without_a_yardstick_is_no_rounding(runs):
     known = [runs[x].errors for x in ("honest", "single")]
     off = next(e for e in apart if e.point == "scores" and e.max_diff)
     blind = [e for e in known[1] if not (e.kind == "forward" and e.point == "scores")]
-    assert "what rounding makes is not known" in difference_verdict(apart, known[0], blind).sentence
+    assert "the error of rounding is not known" in difference_verdict(apart, known[0], blind).sentence
     assert difference_verdict(apart, known[0], blind, asked={"logits"}).mark == "✓", "recorded for the sake of others"
     broken = [msgspec.structs.replace(e, rel_l2="nan") if e is off else e for e in apart]
     assert difference_verdict(broken, *known).mark == "✗"
@@ -257,7 +257,7 @@ def test_findings_that_cannot_be_read_change_no_verdict(runs, tmp_path, capsys):
     code = cli(["gate", str(folder)])
     (folder / "findings.jsonl").write_text('{"kind": broken\n')
     assert cli(["gate", str(folder)]) == code == 1
-    assert "note: what diagnose found is left out: " in capsys.readouterr().err
+    assert "note: what diagnose found is omitted: " in capsys.readouterr().err
 
 
 def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, capsys):
@@ -270,7 +270,7 @@ def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, cap
         place, kind="formula", rel_l2=0.5, explained=None, scopes={"token": {"rel_l2": (0.5, 0)}}
     )
     sentence = headline(gate(replace(found, errors=[*found.errors, formula])), "runs/a").sentence
-    assert "the formula is not the reference's, 0.5 off without any rounding" in sentence
+    assert "the formula is not the reference's: it differs by 0.5 without any rounding" in sentence
     assert cli(["compare", str(tmp_path / "run"), "--layers", "1"]) == 0
     assert re.search(
         r"rounding explains all [\d,]+ errors that were judged in what was selected\.", capsys.readouterr().out

@@ -106,7 +106,7 @@ def test_a_that_is_bad_and_b_that_is_good_are_wrong_use(tmp_path, twenty, capsys
     assert "is good already by exit 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("code", "says"), [(125, "cannot tell"), (127, "ended with 127")])
+@pytest.mark.parametrize(("code", "says"), [(125, "cannot decide"), (127, "ended with 127")])
 def test_an_end_that_cannot_be_told_is_3(tmp_path, twenty, capsys, code, says):
     assert bisect(tmp_path, "--good", "bf16", "--bad", str(twenty), "--test-command", f"exit {code}") == 3
     assert says in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_what_ctrl_c_broke_off_goes_on(tmp_path, twenty, capsys, monkeypatch):
     assert bisect(tmp_path, *given) == 130
     assert "4 trials are kept" in capsys.readouterr().err
     assert bisect(tmp_path, *given) == 0
-    assert "22, 18 of them made now" in capsys.readouterr().out
+    assert "22, 18 of them ran now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_ctrl_c_broke_off_goes_on(tmp_path, twenty, capsys, monkeypatch):
         (["--good", "bf16", "--bad", "fp23", "--test", "bits"], "unknown policy 'fp23'"),
         (["--good", "bf16", "--bad", "int8-weights", "--test", "kl<1"], "--against good"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl<2x", "--against", "good"], "no error against itself"),
-        (["--good", "bf16", "--bad", "fp32", "--test", "bits", "--against", "fp64"], "bits are held to A's"),
+        (["--good", "bf16", "--bad", "fp32", "--test", "bits", "--against", "fp64"], "bits are compared with A's"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--prompt", "nope"], "unknown prompt 'nope'"),
         (["--good", "bf16", "--bad", "fp32", "--test", "kl<1", "--text", " "], "--text is empty"),
         (["--good", "bf16", "--bad", "fp32", "--test-command", ""], "--test-command is empty"),

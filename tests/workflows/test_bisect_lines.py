@@ -53,7 +53,7 @@ def test_the_lines_that_have_to_be_float32_are_the_cure(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--test", "bits"], "trials tell forward@outputs.y"), (["--test", "kl<1", "--bad", "x"], "takes no --bad"),
+        (["--test", "bits"], "trials measure forward@outputs.y"), (["--test", "kl<1", "--bad", "x"], "takes no --bad"),
         (["--test", "forward@outputs.y<9"], "is good already"),
     ],
 )  # fmt: skip

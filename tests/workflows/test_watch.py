@@ -114,7 +114,7 @@ def test_a_scripts_traceback_and_exit_code_are_its_own(tmp_path):
     ("text", "code", "says"),
     [
         ("import sys; sys.exit(7)", 7, "the script did not import JAX"),
-        ("import os; os._exit(5)", 5, "it was killed, or left by os._exit"),
+        ("import os; os._exit(5)", 5, "it was killed, or ended by os._exit"),
         ("import sys; print(sys.argv[1:], __name__, flush=True); sys.exit('no')", 1, "no\n"),
     ],
 )
@@ -296,7 +296,7 @@ def test_jax_imported_before_the_script_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     code, out, err = watched("--", PYTHON, script(tmp_path, FAILING.format(calls=2, end="")))
     assert (code, out.count("first")) == (0, out.count("\n"))
-    assert "note: JAX was imported before the script: functions jitted before it are not seen" in err
+    assert "note: JAX was imported before the script: functions jitted before it are not watched" in err
     assert "<lambda>  script.py:4      2 " in err  # what the script jits is seen
 
 

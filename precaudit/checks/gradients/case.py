@@ -160,7 +160,7 @@ def mark_unknown(f: ArrayFinding) -> ArrayFinding:
     """Return what was found where FP64 itself may be off: unknown unless it passes."""
     if f.verdict.status == "pass":
         return f
-    text = "the reference's FP64 values hold a constant that a narrow format rounded"
+    text = "the reference's FP64 values contain a constant that a narrow format rounded"
     return mark_unjudged(f, unknown=text)
 
 

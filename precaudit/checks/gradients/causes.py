@@ -19,7 +19,7 @@ SOME, NAMED = 0.1, 3  # of an error's energy, that a line is named for; and at m
 UNEXPLAINED = "no format narrower than float32 explains it: the formula differs"
 NOT_DECLARED = "rounding to the formats it declares does not explain it: the formula differs"
 NOT_INSIDE = "with all that its kernels round inside in float32 it does not pass either: the formula differs"
-ON_GPU = 'TF32 explains it, of which this GPU makes float32 products below precision="highest"'
+ON_GPU = 'TF32 explains it: this GPU uses it for float32 products below precision="highest"'
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _constant(c: GradientCase, f: ArrayFinding, i: int) -> str:
         return ""
     mine, its, left = found
     what = f"{_at(mine)} stands for {_at(its)}" if mine.value else f"{_at(its)} is left out"
-    return f", {what} ({left:.2g} of its norm is left with that)"
+    return f", {what} (with that, {left:.2g} of its norm is unexplained)"
 
 
 def _at(constant: Constant) -> str:
@@ -129,14 +129,14 @@ def verdict_text(f: ArrayFinding, every: Sequence[ArrayFinding], why: str) -> st
         return f"{side}: {at}: {v.text}"
     if v.status == "nonfinite":
         return f"{side}: {at}: {r.nonfinite:,} elements are not finite where FP64 is, or finite where it is not"
-    size = f"{f.distance.componentwise:.3g} roundings off at {list(f.distance.worst)}, "
+    size = f"wrong by {f.distance.componentwise:.3g} roundings at {list(f.distance.worst)}, "
     size += f"{f.distance.normwise:.2g} of its norm"
     why = f"; {why}" if why else ""
     other = next((x for x in every if x.side != f.side and x.array == f.array), f)
     if f.side == REFERENCE and other.verdict.status == "pass":
         return f"the reference is the less precise side: {at} is {size}{why}"
     over = f"{v.metric} {value(v.value):.3g} at {v.scope}, limit {v.limit:.3g}"
-    return f"{side}: {at} is {size}: more than float32 makes ({over}){_factor_text(f)}{why}"
+    return f"{side}: {at} is {size}: more than float32's error ({over}){_factor_text(f)}{why}"
 
 
 def _factor_text(f: ArrayFinding) -> str:

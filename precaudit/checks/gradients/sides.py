@@ -59,7 +59,7 @@ class Sides:
         if self.strict:
             at = f" at {', '.join(map(short_line, self.left_out))}" if self.left_out else ""
             yield (
-                f"roundings that the kernel declares{at} are not made here: with xla_allow_excess_precision=False "
+                f"roundings that the kernel declares{at} are skipped here: with xla_allow_excess_precision=False "
                 f"it gives other bits, judged as {STRICT}, in {', '.join(sorted(self.strict))}"
             )
         yield from self.notes

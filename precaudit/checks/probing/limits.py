@@ -115,4 +115,4 @@ def _replacement_verdict(r: ProbeRecord, f: FailOn) -> Verdict:
         return Verdict.of(r, "unknown", text=r.unknown or f"what {r.asked} was replaced by is not known", why=f.text)
     if r.honoured == "yes":
         return Verdict.of(r, "pass", why=f.text)
-    return Verdict.of(r, "fail", text=f"asked for {r.asked}, made of {' or '.join(r.made)}", why=f.text)
+    return Verdict.of(r, "fail", text=f"asked for {r.asked}, computed in {' or '.join(r.made)}", why=f.text)

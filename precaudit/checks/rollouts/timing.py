@@ -153,13 +153,13 @@ def time_variants(
             order = range(len(variants)) if (r + g) % 2 == 0 else reversed(range(len(variants)))
             for i in order:
                 v = variants[i]
-                tell(done, total, f"drawing under {v.subject.policy.name}, {v.loop}, round {r + 1} of {how.rounds}")
+                tell(done, total, f"sampling under {v.subject.policy.name}, {v.loop}, round {r + 1} of {how.rounds}")
                 found = made.generate(v, group)
                 rounds[i][r].add(found)
                 before = drawn[i].setdefault(g, found)
                 if (before.tokens, before.logprobs) != (found.tokens, found.logprobs):
                     raise CannotJudge(
-                        f"{v.subject.policy.name}, {v.loop}: the same batch was drawn otherwise the second time"
+                        f"{v.subject.policy.name}, {v.loop}: the same batch gave other samples the second time"
                     )
                 done += 1
     tell(total, total, "drawn")

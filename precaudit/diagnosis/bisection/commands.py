@@ -56,7 +56,7 @@ def run_command(command: str, variables: Mapping[str, str], where: Path) -> Figu
     )  # fmt: skip
     code, said = done.returncode, [x for x in done.stderr.splitlines() if x.strip()]
     if code == CANNOT:
-        raise UserError("the command says that it cannot tell (125)")
+        raise UserError("the command says that it cannot decide (125)")
     if code < 0 or code >= NOT_RUN:
         raise UserError(f"the command ended with {code}{': ' + said[-1] if said else ''}")
     return {"exit": float(code)}

@@ -55,7 +55,7 @@ class LineTrials:
                 found = self.trial.measure(raised, BASE)
         if self._is_open(found.size, found.error):
             raise UserError(
-                f"{self.figure} {found.size:.3g} ± {found.error:.1g} over draws of rounding is at the limit"
+                f"{self.figure} {found.size:.3g} ± {found.error:.1g} over samples of rounding is at the limit"
             )
         flips: Figures = {"flips": float(found.flips)} if self.trial.last.distributions else {}
         return {self.figure: json_number(found.size), **flips}
@@ -86,5 +86,7 @@ def line_trials(reference: str, folder: Path, criterion: Criterion, tell: Advanc
         raise UserError(f"{reference}: no line of it rounds to less than float32: nothing to bisect")
     found = LineTrials(trial, criterion)
     if criterion.name not in (found.figure, "flips") or criterion.times:
-        raise UserError(f"--by lines: trials tell {found.figure} and flips as numbers; --test {criterion.text} is none")
+        raise UserError(
+            f"--by lines: trials measure {found.figure} and flips as numbers; --test {criterion.text} is none"
+        )
     return found

@@ -63,7 +63,7 @@ class Trials:
         if len(set(found.answers)) > 1:
             raise CannotJudge(
                 f"{self.name_state(changes)} answered {', then '.join(found.answers)}: the test is not stable; "
-                "nothing is told by it. Give a limit farther from the figures"
+                "it decides nothing. Give a limit farther from the figures"
             )
         return found
 

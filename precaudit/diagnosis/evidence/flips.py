@@ -103,7 +103,7 @@ def flips_sentence(rows: LogitsRows, steps: int) -> str | None:
 
 
 def _continuations(parted: Sequence[Flip], steps: int) -> str:
-    """Return where greedy continuations leave FP64's: at the first decode row whose top-1 is another."""
+    """Return where greedy continuations differ from FP64's: at the first decode row whose top-1 is another."""
     if not steps:
         return ""
     first: dict[str, Flip] = {}
@@ -115,4 +115,4 @@ def _continuations(parted: Sequence[Flip], steps: int) -> str:
         f"{p} at step {f.step} ({'near tie' if f.near else 'no near tie'}, {f.apart:.2g} apart)"
         for p, f in first.items()
     ]
-    return f"greedy continuations leave FP64's: {', '.join(told)}"
+    return f"greedy continuations differ from FP64's: {', '.join(told)}"

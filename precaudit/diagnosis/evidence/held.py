@@ -17,7 +17,7 @@ class HeldCause(NamedTuple):
 
 def lost_text(e: ErrorRecord, dtype: str) -> str:
     """Return which whole numbers a format does not hold, how far off the others are, and how many collide."""
-    which = f"{e.lost:,} of {e.n:,} whole numbers are held as others"
+    which = f"{e.lost:,} of {e.n:,} whole numbers are stored as others"
     if e.lost_between is not None:
         least, most = (value(x) for x in e.lost_between)
         which += f", {least:g} to {most:g}" if least < most else f", {least:g}"
@@ -37,7 +37,7 @@ def held_cause(e: ErrorRecord, p: ProgramPoint) -> HeldCause | None:
     if e.summed is not None:
         # the error over that of the honest emulation, which sums in float32 and rounds once
         gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {value(e.ratio):.3g} less error"
-        off = "" if e.rel_l2 is None else f", {value(e.rel_l2):.2e} off"
+        off = "" if e.rel_l2 is None else f", error {value(e.rel_l2):.2e}"
         return HeldCause(
             "format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}"
         )

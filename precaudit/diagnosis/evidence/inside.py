@@ -51,8 +51,8 @@ def inside_sentence(one: Inside, points: Sequence[ProgramPoint]) -> str:
     off, wide = value(worst.narrow.error) / u, value(worst.narrow.wide) / u
     source = f" ({', '.join(lines)})" if lines else ""
     return (
-        f"{worst.narrow.says}: {' and '.join(names[:SHOWN])}{more}{at}{source}; {off:.1f} u off at {worst.point}, "
-        f"with float32 inside {wide:.1f} u"
+        f"{worst.narrow.says}: {' and '.join(names[:SHOWN])}{more}{at}{source}; an error of {off:.1f} u at "
+        f"{worst.point}, with float32 inside {wide:.1f} u"
     )
 
 

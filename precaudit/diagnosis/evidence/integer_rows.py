@@ -37,7 +37,7 @@ def _ways(
     yield "cache not quantised", "the rows are read as they were written: nothing is in int8", widen(rows)[bad]
     q, s = integers[bad].astype(np.float64), scales[bad].astype(np.float64)
     for zero in (1, -1):
-        says = f"the zero-point is off by {zero}: every integer is read {'more' if zero > 0 else 'less'} by one"
+        says = f"the zero-point is wrong by {zero}: every integer is read {'more' if zero > 0 else 'less'} by one"
         yield f"zero-point off by {zero}", says, stored((q + zero) * s)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(np.abs(q) > 16, widen(found)[bad] / (q * s), np.nan)

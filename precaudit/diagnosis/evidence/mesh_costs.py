@@ -64,7 +64,7 @@ def _of_point(
     for phase in recorded.requested.phases:
         ways = policy.ways(point, phase == "decode")
         if len(ways) > 1:
-            yield bare._replace(phases=(phase,), unknown="its programs make it in several ways")
+            yield bare._replace(phases=(phase,), unknown="its programs compute it in several ways")
         else:
             every[next(iter(ways), None)].append(phase)
     for split, some in every.items():

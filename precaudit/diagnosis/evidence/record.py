@@ -62,6 +62,8 @@ def describe_unrecognised(found: Replay, axes: str, at: Array) -> str:
     nearest = found.best
     says = "none of the variants tried reproduces it within the limits"
     if nearest.explained > 0 and nearest.variant is not found.announced.variant:
-        says += f"; the nearest leaves {100 * (1 - nearest.explained):.2g} % of the error: {nearest.variant.says}"
+        says += (
+            f"; the nearest explains all but {100 * (1 - nearest.explained):.2g} % of the error: {nearest.variant.says}"
+        )
     shown = describe_positions(found.left, found.made, axes, at)
     return f"{says}; {shown}" if shown else says

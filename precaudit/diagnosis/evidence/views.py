@@ -101,6 +101,6 @@ def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | 
     )  # fmt: skip
     worst = max(p.distance for p in logits)
     return (
-        f"{first.against} and decode part first at {where} ({first.distance:.1e}, prompt {first.prompt}, position "
+        f"{first.against} and decode first differ at {where} ({first.distance:.1e}, prompt {first.prompt}, position "
         f"{first.position}), logits by up to {worst:.1e}: {kind}"
     )

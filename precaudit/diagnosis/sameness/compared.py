@@ -215,7 +215,7 @@ def _line(x: Observed, tell: Advance) -> str:
 def _same_says(programs: tuple[str, str], found: Sequence[RowsBeside], worst: float) -> str:
     rows = ", ".join(f"{r.output} ({r.rows} rows)" for r in found)
     off = [max(value(r.rounding[i]) for r in found) for i in (0, 1)]
-    constants = "" if worst <= ONE_VALUE else ", as constants that one of them holds in float32 leave"
+    constants = "" if worst <= ONE_VALUE else ", a difference that a constant in float32 may explain"
     return (
         f"are one formula: {rows} agree in FP64 to {worst:.1e}{constants}. As they ran, {programs[0]} is {off[0]:.2e} "
         f"from FP64 and {programs[1]} {off[1]:.2e}" + _nearer(programs, off)

@@ -318,7 +318,9 @@ def _disturbance(case: str, captured: jax.Array, bare: jax.Array, expected: Pred
 def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:
     """Return what a program's outputs are without excess precision beside those with it, in words."""
     off = _apart(strict, usual)
-    apart = "has the same bits" if off is None else f"is up to {off:.3g} off in {case}: declared roundings are left out"
+    apart = (
+        "has the same bits" if off is None else f"differs by up to {off:.3g} in {case}: declared roundings are left out"
+    )
     return f"{STRICTLY} (--strict); with it, by XLA's default, the output {apart}"
 
 

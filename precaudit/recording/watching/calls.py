@@ -19,7 +19,7 @@ from precaudit.recording.watching.functions import (
 )
 
 Shapes = tuple[tuple[Any, tuple[int, ...]], ...]  # the format and shape of every array
-LOWERED = "lowered: calls of what it compiled are not seen"
+LOWERED = "lowered: calls of what it compiled are not watched"
 LAST = -1  # of calls that are picked: the last that a function has
 
 

@@ -140,7 +140,8 @@ def outputs_apart(opened: Opened, calls: Sequence[Kept]) -> str | None:
             y = np.asarray(calls[began + call].outputs[int(name.removeprefix(f"{OUTPUT}out"))])
             if x.tobytes() != y.tobytes():
                 off = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
-                return f"output {name.removeprefix(f'{OUTPUT}out')} of call {call} is up to {off:.3g} off the script's"
+                which = f"output {name.removeprefix(f'{OUTPUT}out')} of call {call}"
+                return f"{which} differs from the script's by up to {off:.3g}"
     return None
 
 
@@ -156,6 +157,6 @@ def check_same_calls(opened: Opened, calls: Sequence[Kept]) -> None:
                 continue
             if recorded is None or recorded.tobytes() != now.astype(recorded.dtype).tobytes():
                 raise UserError(
-                    f"argument {j} of call {one.number} is another than in {opened.folder}: what is drawn without a "
+                    f"argument {j} of call {one.number} is another than in {opened.folder}: what is sampled without a "
                     "seed, or read anew, cannot be compared again"
                 )

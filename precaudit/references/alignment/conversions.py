@@ -192,7 +192,7 @@ def _value_mistake(alignment: Alignment, part: Part, owner: int, name: str, bad:
         return Mistake("form", where, name, f"it is times {near.times:.6g}")
     if whole and near.left < 2**-6 and near.plus:
         return Mistake("form", where, name, f"it is plus {near.plus:.6g}")
-    return Mistake("values", where, name, f"{others}: {near.distance:.2g} off (relative L2)")
+    return Mistake("values", where, name, f"{others}: relative L2 error {near.distance:.2g}")
 
 
 def _both_values(alignment: Alignment, part: Part, owner: int) -> tuple[Array, Array, str]:

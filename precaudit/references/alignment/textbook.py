@@ -36,7 +36,7 @@ def model_names(opened: Opened, program: Program, model: str, points: Path | Non
     if lacking := [(n, why) for n, why in found.unsaid.items() if not n.endswith("lm_head.weight")]:
         raise CannotJudge(f"{model}: {len(lacking)} of its tensors are in no map: {lacking[0][0]}: {lacking[0][1]}")
     if not found.shown and points is None:
-        raise CannotJudge(f"{model}: no value of the program is its textbook's; give points with --map FILE: [points]")
+        raise CannotJudge(f"{model}: no value of the program is its reference's; give points with --map FILE: [points]")
     path = opened.folder / WRITTEN
     write_whole(path, found.text if points is None else _with_points(found.text, points), inside=True)
     return Names(path, config)

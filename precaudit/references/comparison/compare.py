@@ -190,7 +190,7 @@ def _add_formula(
     held = read_compare_record(run)
     assert held is not None
     started = perf_counter()
-    tell(0, 1, "FP64 shadow")
+    tell(0, 1, "the program in FP64")
     if checkpoint is None:
         keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
         places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
@@ -198,7 +198,7 @@ def _add_formula(
     else:
         made = shadow_records(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
     n = len(selected.prompts)
-    note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
+    note = f"formula: FP64 of the program on {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.selections if covers(x, without))
     grown = msgspec.structs.replace(selected, accum=base.accum)
     kept = write_selected(run, grown, ComparedRecords(made, [], (*held.notes, note)), held.sigma)

@@ -75,15 +75,15 @@ def notes_on(
     if other := besides(recorded.run.record.policy):
         yield (
             f"{other} is another formula than the model's: local errors, and prefill against decode, are judged with "
-            "it; forward errors, KL and top-1 are from FP64 of the model, which sees every key, and pass where the "
-            "mask makes them"
+            "it; forward errors, KL and top-1 are from FP64 of the model, which reads every key, and pass where the "
+            "mask explains them"
         )
     noise = logit_noise(errors)
     for n in recorded.run.record.neutrality:
         if not n.bitwise:
             times = disturbance(n, noise)
             told = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
-            yield f"capturing changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
+            yield f"recording changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
     for a, b in independent_prompts(recorded, selected.prompts, whole):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
     differing = [e for e in errors if e.kind == "state" and e.mismatched and e.point in CACHES.values()]

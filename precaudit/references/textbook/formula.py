@@ -16,7 +16,7 @@ from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.errors import ErrorRecord
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
-OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"
+OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) checks it"
 
 
 def formula_errors(
@@ -40,7 +40,7 @@ def formula_errors(
                 if unknown:
                     yield here.record("formula", "shadow", "fp64", unknown=unknown)
                 elif here not in found:
-                    yield here.record("formula", "shadow", "fp64", missing="the shadow of the program never came here")
+                    yield here.record("formula", "shadow", "fp64", missing="the program in FP64 never came here")
                 else:
                     yield here.record("formula", "shadow", "fp64", **found[here])
 

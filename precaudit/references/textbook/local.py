@@ -186,7 +186,7 @@ def _unknown_parts(policy: DevicePolicy, row: Point, decode: bool) -> str | None
     if len(ways) < 2 and (row.shares_terms or not ways):
         return None
     each = (f"{way.parts} parts added in {way.summed}" if way.parts > 1 else "whole" for way in ways)
-    return f"products that several devices make so: {', '.join(each)}"
+    return f"products split over devices in several ways: {', '.join(each)}"
 
 
 def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:

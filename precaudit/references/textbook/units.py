@@ -48,9 +48,9 @@ def why_undecided(recorded: Recorded, policy: Policy, place: Place) -> str | Non
         return None
     found = _ways(recorded, policy, place)
     if not found:
-        return "products whose unit and passes the run does not hold: the compiled program was not read there"
+        return "products whose unit and passes are not known: the compiled program was not read there"
     if len(found) > 1 or not found <= SETTINGS.keys():
-        return f"products that the compiled program makes in several ways: {', '.join(sorted(found))}"
+        return f"products that the compiled program computes in several ways: {', '.join(sorted(found))}"
     return None
 
 

@@ -46,7 +46,7 @@ class Choices:
             for layer in range(steps) if site.stacked else (None,):
                 here = self._record(opened, case, call, name, layer)
                 if off is None:
-                    yield structs.replace(here, unknown=why or "what is chosen by is not made here")
+                    yield structs.replace(here, unknown=why or "what it chooses by is not computed here")
                 else:
                     yield structs.replace(here, dtype=np.dtype(site.dtype).name, **_count_choices(off[layer or 0]))
 

@@ -36,7 +36,9 @@ SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (doc
 FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
 At = tuple[ProgramPoint, int | None]  # a point and its layer
-OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
+OPEN = (
+    "the compiled program does not say which unit computes a float32 product of this operation, or in how many passes"
+)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from precaudit.schema.limits.checks import forward_checks
 from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
 
-CHAINED = "calls in FP64 and as drawn realisations"
+CHAINED = "calls in FP64 and with sampled rounding"
 At = tuple[int, int | None, str]  # call, layer, point
 
 

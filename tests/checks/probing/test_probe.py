@@ -427,7 +427,7 @@ def test_every_way_is_in_the_tables_or_refused_in_words(probed):
     assert len([x for x in told if x.startswith("refused on cpu")]) == 1
     assert "TF32_TF32_F32 (bfloat16" not in told[0]  # with others of the same formats
     assert probe_report(probed).headline.text.startswith(
-        "? measured, not judged: bfloat16 @ (1,1,1,128x512) is 0.0016 off FP64"
+        "? measured, not judged: bfloat16 @ (1,1,1,128x512) has an error of 0.0016"
     )
     assert "digits more" in probe_report(probed).headline.text
     assert "bfloat16" in repr(probed) or "Products" in repr(probed)

@@ -197,8 +197,8 @@ def test_the_command_draws_times_and_writes(prompts, tmp_path):
     done = run("tiny", *options, "--loops", "python,while", "--policies", "bf16,fp32", "-o", out, "--save", saved)
     assert done.return_value == 0
     assert done.output.startswith("? policy bf16: measured, not judged: engine against fp64: kl ")
-    assert "drawing 4 sequences in batches of 4 on cpu, 96 tokens: median of 2 rounds" in done.output
-    assert "fp32 draws" in done.output
+    assert "sampling 4 sequences in batches of 4 on cpu, 96 tokens: median of 2 rounds" in done.output
+    assert "fp32 samples" in done.output
     kinds = [json.loads(line)["kind"] for line in out.read_text().splitlines()]
     assert [kinds.count(k) for k in ("timing", "mismatch")] == [4, 6 + 24]
     assert len(read_rollouts(saved)) == 8
@@ -216,7 +216,7 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
     path.write_text('{"prompt": "a", "answer": "3", "plain": true}\n')
     done = run("tiny", "--answers", path, "--no-fp64", "--new-tokens", 1)
     assert done.return_value == 3
-    assert "1 answers hold no number and count as wrong" in done.output
+    assert "1 answers have no number and count as wrong" in done.output
 
 
 @pytest.mark.parametrize(

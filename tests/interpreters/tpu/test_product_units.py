@@ -83,12 +83,12 @@ def predicted(bare, captured, inside=0.0, moved=()):
 def test_notes_say_counts_and_the_spread():
     same = predicted({"passes1": 9, "vector": 1}, {"passes1": 9, "vector": 1}, 0.004)
     assert list(prediction_notes([("prefill", same), ("prefill", same), ("decode", None)])) == [
-        "the compiler makes the same products without taps and with them (prefill: 9 in 1 pass, 1 on the vector unit)",
+        "the compiler has the same products without taps and with them (prefill: 9 in 1 pass, 1 on the vector unit)",
         "bfloat16 results inside fusions, rounded or not, change outputs (relative): prefill by 0.004; "
         "taken as rounded",
     ]
     (said,) = prediction_notes([("call", predicted({"passes6": 2}, {"passes6": 3}))])
-    assert said.endswith("makes other products without taps than with them (call: 2 in 6 passes, 3 in 6 passes)")
+    assert said.endswith("has other products without taps than with them (call: 2 in 6 passes, 3 in 6 passes)")
     assert list(prediction_notes([("call", None)])) == []
 
 

@@ -77,7 +77,7 @@ def test_a_formula_that_rounding_hides_fails(tmp_path, name):
     failed = [v for v in found.verdicts if v.kind == "formula" and v.status == "fail"]
     assert found.exit_code == 1
     assert (failed[0].layer, failed[0].point, failed[0].limit) == (0, point, 1e-6)
-    assert "FP64 shadow is not the reference" in failed[0].text
+    assert "in FP64 the program differs from the reference" in failed[0].text
     assert {v.depth for v in failed} == {failed[0].depth}  # what follows is suspect, not another failure
     assert any(v.status == "input suspect" for v in found.verdicts if v.kind == "formula")
 
@@ -103,7 +103,7 @@ def test_an_honest_batch_is_the_reference_everywhere(honest):
     assert all(value(e.rel_l2) <= 1e-7 and e.nonfinite == 0 and e.n for e in rows)
     assert gate(honest).exit_code == 0
     assert gate(honest.folder).counts == gate(honest).counts
-    assert any(n.startswith("formula: the FP64 shadow of 2 prompts took ") for n in honest.notes)
+    assert any(n.startswith("formula: FP64 of the program on 2 prompts took ") for n in honest.notes)
 
 
 def test_a_formula_record_that_is_not_there_is_missing(honest):
@@ -220,7 +220,7 @@ def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch)
     found = audit(path)
     assert found.judgement.exit_code == 1
     assert {v.kind for v in found.judgement.verdicts if v.status == "fail"} == {"formula"}
-    assert any(n.startswith("formula: the FP64 shadow of 1 prompt took ") for n in found.judgement.notes)
+    assert any(n.startswith("formula: FP64 of the program on 1 prompt took ") for n in found.judgement.notes)
     path.write_text(base + "formula = false\n")
     assert audit(path).judgement.exit_code == 0
 

@@ -233,7 +233,7 @@ def test_a_nan_inside_the_mlp_is_told_at_its_output(tmp_path):
     assert {(v.kind, v.layer, v.point) for v in judged.verdicts if v.status == "nonfinite" and v.kind != "forward"} == {
         ("sums", 0, "mlp_out")
     }
-    assert "1 row holds NaN or infinite values" in str(headline(judged, "run"))
+    assert "1 row has NaN or infinite values" in str(headline(judged, "run"))
     found = diagnose(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
     (finding,) = (f for f in found if f.point == "mlp_out")
     assert (finding.cause, finding.layer) == ("not finite", 0)

@@ -143,13 +143,13 @@ def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
     (v,) = (v for v in found.verdicts if v.kind == "local" and v.status == "fail")
     held = np.asarray(opened.tensors("a", 0, "taps")["pos"], np.float64)
     assert (v.point, v.metric, v.value) == ("pos", "lost", np.count_nonzero(held != np.arange(300)))
-    assert "whole numbers are held as others" in headline(found, "run").sentence
+    assert "whole numbers are stored as others" in headline(found, "run").sentence
     (told,) = diagnose_program(opened, program).findings
     assert (told.kind, told.cause, told.point) == ("format", "whole numbers in bfloat16", "pos")
     off = held.reshape(-1) != np.arange(300)
     low, high = np.arange(300)[off][[0, -1]]
     same = np.array([(held == x).sum() > 1 for x in held.reshape(-1)]).sum()
-    assert f"{int(v.value)} of 300 whole numbers are held as others, {low} to {high}" in told.says
+    assert f"{int(v.value)} of 300 whole numbers are stored as others, {low} to {high}" in told.says
     assert f"by up to {np.abs(held - np.arange(300)).max():g}, and {same} collide: bfloat16 does not" in told.says
     assert same > 1
     assert "test_discrete_choices.py:" in told.says
@@ -195,7 +195,7 @@ def test_whole_numbers_of_inputs_are_looked_at_whatever_holds_them(name, tmp_pat
     assert (v.metric, v.value) == ("lost", np.count_nonzero(held != exact))
     assert found.exit_code == 1
     (told,) = diagnose_program(opened, program).findings
-    assert "whole numbers are held as others" in told.says
+    assert "whole numbers are stored as others" in told.says
 
 
 @pytest.mark.parametrize(

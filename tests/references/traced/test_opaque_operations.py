@@ -94,7 +94,7 @@ def test_what_it_makes_is_unknown_and_what_is_before_and_after_is_judged(tmp_pat
         assert why.startswith(f"{says} at ")
         assert f"({middle.__name__})" in why
     said = list(program_sentences(open_program_run(tmp_path / "run"), compare_program(tmp_path / "run", program)))
-    assert said[0].startswith("3 of 4 segments made again from recorded inputs")
+    assert said[0].startswith("3 of 4 operations recomputed from recorded inputs")
     assert "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME." in said
     judged_so = gate(tmp_path / "run")
     assert ({v.status for v in judged_so.verdicts}, judged_so.exit_code) == ({"unknown"}, 3)

@@ -124,7 +124,7 @@ def is_given(view: CallView, v: int) -> bool:
 
 
 def _off(dtype: str) -> str:
-    return f"one of 1,000 is off by up to {1000 / HELD[dtype]:.2g}"
+    return f"one of 1,000 is wrong by up to {1000 / HELD[dtype]:.2g}"
 
 
 PASS = (
@@ -139,9 +139,9 @@ RULE = Rule(
     "narrow-angles",
     "error",
     "jaxpr",
-    "Angles of positions made in few bits",
-    "An angle is a position times a frequency, made in bfloat16, in float16 or by one bfloat16 pass of a TPU's matrix "
-    "unit. Sine and cosine read its absolute error: in bfloat16 an angle of 300 is off by up to a radian.",
+    "Angles of positions in few bits",
+    "An angle is a position times a frequency, computed in bfloat16, in float16 or by one bfloat16 pass of a TPU's "
+    "matrix unit. Sine and cosine read its absolute error: in bfloat16 an angle of 300 is wrong by up to a radian.",
     "float32 positions and frequencies, multiplied element by element (positions[..., None] * frequencies), and sine "
     "and cosine of that",
     "the program's equations; jax.lax.Precision (documentation); github.com/huggingface/transformers/pull/29285, "

@@ -22,7 +22,7 @@ def check(views: Sequence[CallView]) -> Iterator[Hit]:
                 says = f"The result of {e.primitive}{what} is {e.result}: {BITS[e.result]} significant bits."
                 yield Hit(view.phase, e.source, e.point, says, severity=severity)
             elif e.rounds and id(e) in in_loss:
-                says = f"Log-probabilities are rounded to {e.result}: at −10 they are off by up to {STEP[e.result]}."
+                says = f"Log-probabilities are rounded to {e.result}: at −10 they are wrong by up to {STEP[e.result]}."
                 yield Hit(view.phase, e.source, e.point, says, severity="error")
 
 

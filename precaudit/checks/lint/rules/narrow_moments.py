@@ -110,7 +110,7 @@ def _says(keep: float | None, dtype: str) -> str:
             f"what it forgets in a step, {1 - keep:.2g} of itself, is less than the unit roundoff, {u:.2g}, and is "
             "rounded away: it hardly ever falls"
         )
-    return f"every step rounds it, and it is off by up to {u / (1 - keep):.2g} of itself"
+    return f"every step rounds it, and it is wrong by up to {u / (1 - keep):.2g} of itself"
 
 
 RULE = Rule(

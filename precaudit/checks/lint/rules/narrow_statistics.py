@@ -58,7 +58,7 @@ def of_squares(graph: Graph, e: Equation) -> bool:
     )
 
 
-SAYS = "every element of the row is off by the same factor."
+SAYS = "every element of the row is wrong by the same factor."
 RULE = Rule(
     "narrow-statistics",
     "warning",

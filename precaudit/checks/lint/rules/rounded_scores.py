@@ -98,8 +98,8 @@ def further(graph: Graph, values: Iterable[int], primitive: str, passes: Passes)
 SAYS = "a probability's relative error is the score's absolute one, up to half an ulp of the score."
 SCORES = f"Scores are rounded to {{}} before their softmax: {SAYS}"
 LOGITS = (
-    "Logits are rounded to {} before the log of the sum of their exponentials: a log-probability is off by as much as "
-    "a logit, up to half an ulp of it."
+    "Logits are rounded to {} before the log of the sum of their exponentials: a log-probability is wrong by as much "
+    "as a logit, up to half an ulp of it."
 )
 RULE = Rule(
     "rounded-scores",

@@ -23,7 +23,7 @@ def check(views: Sequence[CallView]) -> Iterator[Hit]:
         if len(kinds) > 1 and len({frozenset(phases) for phases in kinds.values()}) > 1:
             ways = "; ".join(f"{kind} in {' and '.join(sorted(phases))}" for kind, phases in sorted(kinds.items()))
             yield Hit(
-                "", source, point, f"The same product is made in {ways}: the phases differ by more than rounding."
+                "", source, point, f"The same product is computed in {ways}: the phases differ by more than rounding."
             )
 
 
@@ -32,7 +32,7 @@ RULE = Rule(
     "warning",
     "tpu",
     "One product, two precisions",
-    "The same product takes one bfloat16 pass in one phase and is made in float32 on the vector unit in another.",
+    "The same product takes one bfloat16 pass in one phase and float32 on the vector unit in another.",
     "an explicit precision: --set matmul=highest makes both float32",
     "the compiled program's text and its machine-level dump",
     check,
