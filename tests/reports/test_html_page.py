@@ -507,7 +507,7 @@ def test_a_browser_shows_the_page(browser, mistaken, tmp_path):
             assert file.stat().st_size > 10_000
     wanted = os.environ.get("PRECAUDIT_SCREENSHOT")
     if wanted:
-        show(browser, mistaken.file, height=960)
+        show(browser, mistaken.file, height=1260)
         screenshot(browser, Path(wanted))
         assert Path(wanted).stat().st_size <= 300_000
 

@@ -40,17 +40,16 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import recorded_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
+from tests.helpers.gpu_runs import RECORDED, unpacked
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few
 
-RECORDED = FIXTURES.parents[1] / "traces" / "gpu"
 MODELS = {"moe": FIXTURES / "qwen3-moe-gqa", "one-row-heads": FIXTURES / "llama-mha"}
 
 
 def compared(folder: Path, name, device=None):
     """Compare a copy of a recorded run."""
-    run = folder / name
-    shutil.copytree(RECORDED / name, run)
+    run = unpacked(name, folder / name)
     if device is not None:
         raw = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps(raw | {"device": device}))
@@ -203,7 +202,7 @@ def test_the_hash_of_a_row_with_a_tie_the_other_way_is_known():
 
 def test_a_tie_that_the_last_step_has_was_read_before(tmp_path):
     """Of rows written since the cache was recorded, what is at no tie, or was changed there, is as it was written."""
-    shutil.copytree(RECORDED / "kv-int8", tmp_path / "run")
+    unpacked("kv-int8", tmp_path / "run")
     recorded = Recorded.of(open_run(tmp_path / "run"))
     made = np.array([[[127.0, 0.5, 1.5, 1.4]], [[127.0, 3.5, 2.5, 1.4]]], np.float32).astype(recorded.tensor(
         "s1_fact", "prefill", 0, 0, "k").dtype)  # fmt: skip

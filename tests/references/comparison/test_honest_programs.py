@@ -42,6 +42,7 @@ from precaudit.schema.policies import KEYS, WORDS, load_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.devices import SplitSum
 from precaudit.schema.selection import Selection
+from tests.helpers.gpu_runs import unpacked
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import KEEPS_FEWER, few
 
@@ -513,10 +514,10 @@ def test_the_noise_of_few_results_is_of_many_orders(few):
     assert (largest < 3) == few, largest
 
 
-def test_a_head_of_few_results_is_judged_by_many_orders():
+def test_a_head_of_few_results_is_judged_by_many_orders(tmp_path):
     """One score a head of a decode step, and the 30 × 30 of a prefill."""
     model = open_checkpoint(str(FIXTURES / "llama-mha"))
-    recorded = Recorded.of(open_run(FIXTURES.parents[1] / "traces" / "gpu" / "one-row-heads"))
+    recorded = Recorded.of(open_run(unpacked("one-row-heads", tmp_path / "run")))
     policy, reader = load_policy("bf16-fp32-scores"), Model(model.config, model.tensors.read_tensor)
     for prompt, phase, members in (("c3-alone", "decode", 12), ("c0-random", "prefill", 3)):
         place = Place(prompt, phase, 0, 1, "scores")
