@@ -73,8 +73,8 @@ class Commands(click.Group):
 def cli() -> None:
     """Numerical precision audit for transformers in JAX.
 
-    Record a model's intermediate values, compare every one with FP64, and read which are off, by how much, and whether
-    rounding explains it.
+    Record a model's intermediate values, compare every one with FP64, and read which are wrong, by how much, and
+    whether rounding explains it.
     """
 
 

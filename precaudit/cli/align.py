@@ -15,9 +15,10 @@ import click
 def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json: bool) -> int:
     """Find which parameter of PROGRAM is which tensor of MODEL.
 
-    Values alone tell; names and shapes do not. So are its points found, which show values of the family's textbook.
+    Values alone decide; names and shapes do not. The points that show values of the family's reference implementation
+    are found the same way.
 
-    Each is FILE.py:NAME, whose code is run, or a model as trace takes it. A folder of safetensors needs no config.json.
+    Each is FILE.py:NAME, whose code runs, or a model as trace takes it. A folder of safetensors needs no config.json.
 
     Exit code 0: everything was found, and nothing is wrong. 1: a mistake of conversion. 3: something was not found.
     """

@@ -30,8 +30,8 @@ def command(
 ) -> int:
     """Trace, compare and judge as precaudit.toml says (for CI).
 
-    Exit codes as of gate. The run holds errors.jsonl and report.md. Where the judgement fails, its diagnosis follows
-    (diagnose = false in precaudit.toml: none) and changes no exit code; --json prints verdicts alone.
+    Exit codes are those of gate. The run has errors.jsonl and report.md. If the judgement fails, its diagnosis follows
+    (diagnose = false in precaudit.toml: none) and changes no exit code. --json prints verdicts alone.
     """
     from precaudit.cli._judged import deliver_judgement
     from precaudit.schema.policies import parse_settings

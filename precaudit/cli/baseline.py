@@ -17,7 +17,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
 
     RUN: a folder, or a file that rollout -o wrote.
 
-    The file holds no tensors; it says where the errors come from, and its own SHA-256.
+    The file has no tensors. It says where the errors come from, and its own SHA-256.
     """
     from precaudit.checks.rollouts.kinds import is_rollouts
     from precaudit.judging.baselines import freeze_errors

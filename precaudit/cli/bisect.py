@@ -51,15 +51,15 @@ WAYS = ("policy", "layers", "lines", "flags", "commits", "versions", "programs")
 def command(subject: str, markdown: Path | None, html: Path | None, as_json: bool, **given: Any) -> int:
     """Find which changes between A and B break a test.
 
-    A passes the test and B does not. Trials lie between: A with some of what B changes. The answer is a smallest set,
-    proved so, or one that is only 1-minimal, found by delta debugging. Every trial is kept: a bisection that was cut
-    off goes on where the same command is given.
+    A passes the test and B does not. Each trial is A with some of B's changes. The answer is a smallest set, proved so,
+    or one that is only 1-minimal, found by delta debugging. Every trial is kept: the same command goes on where a
+    bisection was cut off.
 
     Exit code 0 where it was found, 2 where A fails or B passes, 3 where that cannot be decided or a trial answers
     differently twice.
 
     With --steps nothing is searched: a training runs the same steps in A and in B from one state. Exit code 0 where
-    they part as rounding does, 1 where B drifts, 3 where that cannot be told.
+    they differ as rounding does, 1 where B drifts, 3 where that cannot be decided.
     """
     from precaudit.errors import UserError
 

@@ -100,10 +100,11 @@ def command(
 ) -> None:
     """Compare RUN with FP64 and emulations, or with another run.
 
-    With AGAINST, a second run, RUN is the candidate. An imported dump is compared with another run, or with FP64 of the
-    model that --model names.
+    With a second run, AGAINST, RUN is judged and AGAINST is its reference. An imported dump is compared with another
+    run, or with FP64 of the model that --model names.
 
-    Of a folder of runs, as trace --policy A,B -o FOLDER leaves, each is compared with FP64: a row a policy.
+    For a folder of runs, which trace --policy A,B -o FOLDER writes, each is compared with FP64: a row for each policy.
+
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """

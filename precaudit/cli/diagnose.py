@@ -71,7 +71,7 @@ def command(
 ) -> int:
     """Find the cause of what rounding does not explain in RUN.
 
-    Compares it first where that was not done.
+    Compares it first if that was not done.
 
     Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown, or
     nothing was judged.

@@ -19,8 +19,9 @@ def command(
 ) -> None:
     """Write what compare recorded of RUN as tables or logs.
 
-    Scalars are the largest of a layer and point: local_rel_l2, excess (what rounding leaves) and forward_rel_l2; the
-    step is the layer, 0 outside layers. Parquet needs the extra frames, logs need tensorboard or wandb.
+    Scalars are the largest of a layer and point: local_rel_l2, excess (what rounding does not explain) and
+    forward_rel_l2. The step is the layer, 0 outside layers. Parquet needs the extra frames, logs need tensorboard
+    or wandb.
     """
     from precaudit.errors import UserError
     from precaudit.reports import exports

@@ -38,7 +38,7 @@ def command(
     as_json: bool,
     **pages: Path | None,
 ) -> int:
-    """Hold a kernel and its gradients against FP64.
+    """Compare a kernel and its gradients with FP64.
 
     KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported); --list names those that
     ship.

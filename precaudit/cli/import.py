@@ -23,7 +23,8 @@ def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
 
     DUMP: a folder of .npy, .npz, .safetensors and .jsonl, or one such file.
 
-    Compare it then: precaudit compare OUTPUT RUN. What no entry of the map takes, and what is not there, is listed.
+    Then compare it: precaudit compare OUTPUT RUN. Arrays that no entry of the map takes are listed, and so are
+    those that are not there.
     """
     from precaudit.recording.dumps.importing import import_dump
 

@@ -14,8 +14,8 @@ def command(subject: str | None, reference: str | None, force: bool) -> None:
 
     precaudit.toml, budgets.toml, .github/workflows/precaudit.yml and lines of .gitignore are written here.
 
-    SUBJECT is what they hold to its numbers: a precaudit.Program of your own as FILE.py:NAME or module:NAME (its code
-    is run), a checkpoint's folder, a .gguf file or a hub id. It is asked for on a terminal.
+    SUBJECT is what they audit: a precaudit.Program of your own as FILE.py:NAME or module:NAME (its code
+    runs), a checkpoint's folder, a .gguf file or a hub id. It is asked for on a terminal.
     """
     from precaudit.workflows.starter import init
 

@@ -9,7 +9,7 @@ import click
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with --check one line a tensor.")
 def command(subject: str | None, check: bool, allow_field: tuple[str, ...], as_json: bool) -> int:
-    """Show what can be loaded, or what SUBJECT holds.
+    """Show what can be loaded, or what SUBJECT has.
 
     Without SUBJECT: what is supported and installed. With it: what would be loaded, its points and the size of a run.
 

@@ -15,9 +15,9 @@ Which = Literal["own", "automatic", "both"]
               help="Its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSONL.")
 def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> None:
-    """List what would be recorded of PROGRAM, whose code is run.
+    """List what would be recorded of PROGRAM, whose code runs.
 
-    Of every point: shape, format, bytes, and the line that makes it. Of RUN, a program's, what was recorded.
+    For every point: shape, format, bytes, and its line. For RUN, a program's, what was recorded.
     """
     from precaudit.cli._options import deliver
     from precaudit.recording.opening import holds_run

@@ -35,10 +35,11 @@ def command(
     as_json: bool,
     **pages: Path | None,
 ) -> int:
-    """Say what this device makes of attention scores.
+    """Say how this device computes attention scores.
 
-    Of queries times keys, in every format of operands and every precision and preset that JAX has: the format of the
-    scores, their error against FP64, what they were made of, whether that was asked for, seconds and bytes.
+    It multiplies queries by keys, in every format of operands and every precision and preset that JAX has. It
+    prints the format of the scores, their error from FP64, the arithmetic, whether that was asked for, seconds and
+    bytes.
 
     Exit code 0: every --fail-on holds, or none was given. 1: one does not. 3: one cannot be judged.
     """

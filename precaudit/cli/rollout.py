@@ -69,12 +69,12 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     rollouts made elsewhere. Scores their tokens and says how far the log-probabilities differ.
 
     MODEL: a checkpoint, named as in trace; or a precaudit.Program of your own with steps, FILE.py:NAME, whose loops are
-    compared (its code is run; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
+    compared (its code runs; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
     (docs/rollouts.md).
 
-    Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
-    drew other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside, one of several
-    policies cannot run, or no answer parses.
+    Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two
+    loops sampled other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside,
+    one of several policies cannot run, or no answer parses.
     """
     from precaudit.checks.rollouts.budgets import parse_limits
     from precaudit.checks.rollouts.limits import ANSWERS

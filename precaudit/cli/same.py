@@ -18,15 +18,15 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_json: bool, **pages: Path | None) -> int:
     """Say whether two programs are one formula.
 
-    Two entry points of one will do. Both run in FP64 on their own cases of the same names. Their outputs of one name
-    are held against each other, row by row: a decode's call t against row t of a full forward. Where they are one
-    formula, it says how far each is from FP64 as it ran; where not, at which point they part first. Their code is run.
+    Two entry points of one program will do. Both run in FP64 on cases with the same names, and outputs with one
+    name are compared row by row: a decode's call t with row t of a full forward. If they are one formula, it says
+    how far each is from FP64 as it ran; if not, at which point they first differ. Their code runs.
 
-    PROGRAM is FILE.py:NAME, or FILE.py:NAME@ENTRY. RUN is a watched run, whose command is run again. DUMP is a file or
+    PROGRAM is FILE.py:NAME, or FILE.py:NAME@ENTRY. RUN is a watched run, whose command runs again. DUMP is a file or
     folder of .npz, .npy or .safetensors of the same case. Each tensor is looked for among the program's FP64 values, in
     any layout and under any name.
 
-    Exit code 0: one formula, they differ by rounding. 1: not one formula. 3: it cannot be known.
+    Exit code 0: one formula, they differ by rounding. 1: not one formula. 3: it cannot be decided.
     """
     from precaudit.reports.sameness import sameness_report
     from precaudit.workflows.same import same

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def command(subject: str, text: str | None, **given: Any) -> int:
     """Run SUBJECT under many policies and say what each costs.
 
-    Every policy is traced on the tokens of the first, compared with FP64 and judged; all draw tokens after the same
-    prompts, interleaved, and are timed. A row a policy; the front is what nothing beats in both KL and time.
+    Every policy is traced on the tokens of the first, compared with FP64 and judged. All sample tokens after the same
+    prompts, interleaved, and are timed. A row is a policy; the front is what nothing beats in both KL and time.
 
     Exit code 1 where a policy fails, 3 where one cannot run or be judged.
     """

@@ -81,9 +81,9 @@ def command(
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
-    precaudit.Program of your own as FILE.py:NAME or module:NAME. Its code is run; it takes -o, --layers, --points,
+    precaudit.Program of your own as FILE.py:NAME or module:NAME. Its code runs; it takes only -o, --layers, --points,
     --prompt (its cases), --phases (its entry points), --positions (calls of one, one after another), --policy and --set
-    (what it announces), --rename, --strict, --taps, --force, --resume and --device tpu-predicted alone. With --repeat:
+    (what it announces), --rename, --strict, --taps, --force, --resume and --device tpu-predicted. With --repeat:
     record RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     With several policies, exit code 3 where one of them cannot run.
     """

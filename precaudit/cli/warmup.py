@@ -51,8 +51,8 @@ def command(
 ) -> int:
     """Compile what MODEL's rollouts or traces run.
 
-    Programs are kept where `precaudit doctor` says; what runs the same shapes later reads them there. Shapes are those
-    of buckets: 64, 256, then steps of an eighth. Of trace with the default points.
+    `precaudit doctor` says where programs are kept. A later run of the same shapes reads them there. Shapes are
+    those of buckets: 64, 256, then steps of an eighth. For trace, with the default points.
     """
     from precaudit.checks.rollouts.sampling import Sampling
     from precaudit.cli._drawing import loops_named, policy_names

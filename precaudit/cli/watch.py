@@ -33,10 +33,10 @@ def command(
 ) -> int:  # fmt: skip
     """Run COMMAND as it is and say which functions it jitted.
 
-    COMMAND: python SCRIPT.py, python -m MODULE, or a console script. Its output and its exit code are its own; what is
-    said of it goes to stderr, when it has ended. With --function calls are recorded, each group when the last of it has
-    ended, and compared with FP64 at the script's end: the run is one as ``trace`` leaves it. Its code is run, as it
-    would be without this.
+    COMMAND: python SCRIPT.py, python -m MODULE, or a console script. Its output and its exit code are its own. The
+    report goes to stderr when it has ended. With --function calls are recorded, each group when its last call has
+    ended, and compared with FP64 at the script's end. The run is like one of ``trace``. The script's code runs, as
+    it would without this.
 
     Exit code: the script's; where that is 0, with --gate the verdict's, and 3 where no call could be recorded.
     """
