@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import BisectionTrial
     from precaudit.reports.report import Report
 
-WAYS = ("policy", "layers", "lines", "flags", "commits", "versions", "programs")
+WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "programs")
 
 
 @click.command()

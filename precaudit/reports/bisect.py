@@ -33,11 +33,33 @@ def bisect_report(found: Bisection, trials: Sequence[BisectionTrial], folder: st
     )  # fmt: skip
     return Report(
         Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}{_proof(found)}."),
-        (Section("What was asked", facts=facts), Section("Trials", tables=(table,), lines=KEY)),
+        (
+            Section("What was asked", facts=facts), Section("Trials", tables=(table,), lines=KEY),
+            Section("Where they part", lines=_parting(found), tables=(_compiled(found),)),
+        ),
         notes=tuple(f"note: {n}" for n in found.notes),
         ending=(f"Trials: {folder}/trials.jsonl; what was found: {folder}/bisect.json",), command="bisect",
         title=f"{asked.subject} by {asked.by}", records=[found, *trials],
     )  # fmt: skip
+
+
+def _parting(found: Bisection) -> tuple[str, ...]:
+    """Return where a good and a bad state part first, and whether their compiled programs differ there."""
+    p = found.parted
+    if p is None:
+        return ()
+    layer = "" if p.layer is None else f", layer {p.layer}"
+    at = f"{p.point} ({p.source})" if p.source else p.point
+    said = f"Records part first at {at}, {p.where}{layer}: {short(p.size, '')} of its size."
+    if found.hlo:
+        return (said,)
+    return (said, "The compiled programs are the same there: what runs them differs, or what they read.")
+
+
+def _compiled(found: Bisection) -> Table:
+    """Return a row an operation of which the compiled programs of both states have not the same number."""
+    rows = tuple((x.what, str(x.good), str(x.bad)) for x in found.hlo)
+    return Table("", ("compiled there", "good", "bad"), rows, ("compiled there",))
 
 
 def _proof(found: Bisection) -> str:

@@ -73,7 +73,7 @@ def bisect(
     )
     trials.open(request.force)
     try:
-        found = _search(request, trials)
+        found = _with_parting(_search(request, trials), trials, source)
     except KeyboardInterrupt:
         kept = len(trials.kept)
         raise Interrupted(f"interrupted; {kept} trials are kept in {folder}: the same command goes on") from None
@@ -107,6 +107,33 @@ def _search(request: BisectionRequest, trials: "Trials") -> "Bisection":
         return None if answer == "unknown" else (answer == "bad") == (request.find == "cause")
 
     return _bisection(request.find, trials, good, bad, smallest_sets(changes, ask, SINGLES, request.most))
+
+
+def _with_parting(found: "Bisection", trials: "Trials", source: Source) -> "Bisection":
+    """Return what was found, with where a good and a bad state part, of trials in processes that leave runs."""
+    import msgspec
+
+    from precaudit.diagnosis.bisection.parting import part_states
+    from precaudit.diagnosis.bisection.processes import ProcessTrials
+
+    if not isinstance(source, ProcessTrials) or source.command is not None:
+        return found
+    states = _states_apart(found)
+    try:
+        parted, rows = part_states(source, (trials.run_folder(states[0]), trials.run_folder(states[1])), states)
+    except UserError as error:
+        return msgspec.structs.replace(found, notes=(*found.notes, f"where the two part is not known: {error}"))
+    return msgspec.structs.replace(found, parted=parted, hlo=rows)
+
+
+def _states_apart(found: "Bisection") -> "tuple[Changes, Changes]":
+    """Return a good and a bad state that differ by what was found alone."""
+    every, some = found.asked.changes, found.sets[0]
+    if found.find == "cause":
+        return (), some
+    if found.find == "cure":
+        return tuple(c for c in every if c not in some), every
+    return every[: every.index(some[0])], every[: every.index(some[-1]) + 1]
 
 
 def _check_ends(request: BisectionRequest, trials: "Trials") -> "tuple[BisectionTrial, BisectionTrial]":

@@ -1,6 +1,7 @@
 """What a bisection is by: the changes between A and B of each kind, and how their trials are measured."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,16 +151,20 @@ def _by_processes(
     given: Given, criterion: "Criterion", progress: Progress, cache: Path, line: str
 ) -> tuple[BisectionRequest, Source]:
     """Return what is asked of trials that each run in a process of their own; against A where nothing else is said."""
-    from precaudit.diagnosis.bisection.measuring import points_for
     from precaudit.diagnosis.bisection.processes import ProcessTrials
     from precaudit.diagnosis.bisection.trials import GOOD, RUNS
     from precaudit.recording.programs.loading import is_reference, source_of
     from precaudit.recording.tracing.subject import load
 
-    good, bad = _both(given)
-    sides, program = sides_of(given, good, bad), is_reference(given.subject)
+    program = is_reference(given.subject)
     same_file = given.by != "commits"
-    find: Find = "cause" if given.by == "flags" else "first"
+    if given.by == "passes":
+        good, bad = given.good or "on", given.bad or ("on" if given.good == "off" else "off")
+    else:
+        good, bad = _both(given)
+    find: Find = "first" if given.by in ("commits", "versions") else "cure" if good == "off" else "cause"
+    arguments = _trace_arguments(given, criterion, program)
+    sides = None if given.by == "passes" and good in ONOFF and bad in ONOFF else sides_of(given, good, bad)
     code = _source_hash(given.subject) if program and same_file else ""
     request = _request(given, criterion, good or "nothing", bad or "nothing", find, code, "good")
     if same_file and given.test_command is None:
@@ -168,6 +173,17 @@ def _by_processes(
             how.check(load(given.subject, given.policy or "bf16", device=given.device, allow=given.allow_field))
         elif (file := source_of(given.subject)) is not None and not file.is_file():
             raise UserError(f"{given.subject}: no such file")
+    sides = sides or sides_of(given, good, bad, arguments)
+    return request, ProcessTrials(
+        given.subject, sides, criterion, request.against, arguments, given.folder / RUNS / GOOD,
+        given.test_command,
+    )  # fmt: skip
+
+
+def _trace_arguments(given: Given, criterion: "Criterion", program: bool) -> tuple[str, ...]:
+    """Return the options of ``trace`` that every trial is recorded with."""
+    from precaudit.diagnosis.bisection.measuring import points_for
+
     words: dict[str, str | None] = {"--prompt": given.prompt, "--policy": given.policy}
     words["--points"] = given.points if program else points_for(criterion, given.points)
     if not program:
@@ -176,14 +192,18 @@ def _by_processes(
         words |= {"--device": given.device}
     arguments = [x for name, word in words.items() if word is not None for x in (name, word)]
     arguments += [x for name in given.allow_field for x in ("--allow-field", name)]
-    return request, ProcessTrials(
-        given.subject, sides, criterion, request.against, tuple(arguments), given.folder / RUNS / GOOD,
-        given.test_command,
-    )  # fmt: skip
+    return tuple(arguments)
 
 
-def sides_of(given: Given, good: str, bad: str) -> "Sides":
-    """Return what lies between A and B of trials in processes; raises UserError for sides that are none."""
+def sides_of(given: Given, good: str, bad: str, arguments: Sequence[str] = ()) -> "Sides":
+    """Return what lies between A and B of trials in processes; raises UserError for sides that are none.
+
+    ``arguments``: of ``trace`` in every trial.
+    """
+    if given.by == "passes":
+        from precaudit.diagnosis.bisection.passes import pass_sides
+
+        return pass_sides(good, bad, ["trace", given.subject, *arguments], given.folder, given.force)
     if given.by == "flags":
         from precaudit.diagnosis.bisection.flags import flag_sides
 
@@ -200,7 +220,8 @@ def sides_of(given: Given, good: str, bad: str) -> "Sides":
     return found
 
 
-PROCESSES = ("flags", "commits", "versions")
+ONOFF = ("on", "off")  # the sides of a bisection by passes
+PROCESSES = ("flags", "passes", "commits", "versions")
 MAKERS = {"policy": _by_policy, "layers": _by_layers, "lines": _by_lines, **dict.fromkeys(PROCESSES, _by_processes)}
 # The options that say nothing of a kind of bisection.
 REFUSED = {
@@ -208,6 +229,7 @@ REFUSED = {
     "layers": ("good", "test_command", "between", "policy"),
     "lines": ("good", "bad", "test_command", "raised", "between", "policy", "against", "prompt", "points"),
     "flags": ("raised", "between"),
+    "passes": ("raised", "between"),
     "commits": ("raised", "between", "find"),
     "versions": ("raised", "find"),
 }

@@ -74,6 +74,41 @@ def test_the_xla_flag_that_changes_bits_is_found(tmp_path, capsys):
     assert "✓ --xla_allow_excess_precision=false alone, of 2 that differ, breaks bits" in capsys.readouterr().out
 
 
+PASSED = """\
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit import Program
+
+
+def call(w, x):
+    hidden = jnp.tanh(x @ w)
+    return (hidden / 3.0).astype(jnp.float32)
+
+
+DRAW = np.random.default_rng(0)
+w, x = (jnp.asarray(DRAW.standard_normal(s), jnp.{form}) for s in ((64, 64), (16, 64)))
+program = Program(call, w, {{"a": (x,)}}, outputs="y")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "which"), [("float32", "algsimp"), ("bfloat16", "dot-library-rewriter")])
+def test_the_pass_that_changes_bits_is_found_and_what_it_makes_of_the_line(tmp_path, capsys, form, which):
+    (tmp_path / "mine.py").write_text(PASSED.format(form=form))
+    subject = f"{tmp_path / 'mine.py'}:program"
+    assert bisect(tmp_path, "passes", "--test", "bits", subject=subject) == 0
+    said = capsys.readouterr().out
+    assert f"without {which}" in said.splitlines()[0]
+    assert "Records part first at" in said
+    assert found_in(tmp_path)["hlo"]
+
+
+def test_passes_take_no_sides_but_on_and_off(tmp_path, capsys):
+    assert bisect(tmp_path, "passes", "--good", "algsimp", "--bad", "off", "--test", "bits") == 2
+    assert "give --good on --bad off" in capsys.readouterr().err
+
+
 @pytest.fixture
 def history(tmp_path, monkeypatch):
     """A repository of 30 commits of a program; the 19th after the first sets another epsilon."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from precaudit.schema.records.base import Count, Number, Record
+from precaudit.schema.records.base import Count, Index, Number, Record
 
 Proof = Literal["smallest", "1-minimal", "open", "adjacent"]
 Word = Literal["good", "bad", "unknown"]
@@ -44,12 +44,31 @@ class BisectionTrial(Record, frozen=True, omit_defaults=False, tag_field="kind",
     seconds: Number = 0.0
 
 
+class Parted(Record, frozen=True, omit_defaults=False):
+    """The first tensor that two states hold otherwise: its case and call, its line, and how far apart they are."""
+
+    point: str
+    where: str
+    layer: Index | None
+    source: str
+    size: Number
+
+
+class HloRow(Record, frozen=True, omit_defaults=False):
+    """An operation of compiled programs, in words, and how many each side has of it."""
+
+    what: str
+    good: Count
+    bad: Count
+
+
 class Bisection(Record, frozen=True, omit_defaults=False):
     """bisect.json: what was found. ``find``: sets that break the test (cause), mend it (cure), or the first bad one.
 
     ``sets``: of changes. ``proof``: ``smallest``, ``1-minimal``, ``open`` where what decides could not be told, and
     ``adjacent`` of a row of states: the last good and the first bad one. ``good`` and ``bad``: the trials of both ends.
-    ``figure``: what the test is about. ``trials``: how many, ``made``: how many of them in this run.
+    ``figure``: what the test is about. ``trials``: how many, ``made``: how many of them in this run. ``parted``: where
+    a good and a bad state part first, whose compiled programs differ by ``hlo``.
     """
 
     asked: BisectionAsked
@@ -63,3 +82,5 @@ class Bisection(Record, frozen=True, omit_defaults=False):
     made: Count
     unknown: Count = 0
     notes: tuple[str, ...] = ()
+    parted: Parted | None = None
+    hlo: tuple[HloRow, ...] = ()

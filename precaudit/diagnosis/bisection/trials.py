@@ -73,9 +73,10 @@ class Trials:
             return "A"
         return "B" if changes == self.asked.changes else f"A with {', '.join(changes)}"
 
-    def _run_name(self, trial: BisectionTrial) -> str:
-        """Return what the folder of a trial's run is called."""
-        return {(): GOOD, self.asked.changes: "bad"}.get(trial.changes, trial.key)
+    def run_folder(self, changes: Changes) -> Path:
+        """Return the folder of a trial's run."""
+        key = hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
+        return self.folder / RUNS / {(): GOOD, self.asked.changes: "bad"}.get(changes, key)
 
     def _make(self, changes: Changes) -> BisectionTrial:
         key = hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
@@ -97,7 +98,7 @@ class Trials:
         begun, figures, why = time.perf_counter(), Figures(), ""
         try:
             with enough_memory():
-                figures = self.measure(trial.changes, self.folder / RUNS / self._run_name(trial))
+                figures = self.measure(trial.changes, self.run_folder(trial.changes))
             base = self.base if trial.changes else figures
             word, near, why = judge_figures(self.criterion, figures, base)
         except UserError as error:
