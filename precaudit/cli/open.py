@@ -35,8 +35,8 @@ def command(run: Path, layers: str | None, points: str | None, phases: str | Non
 
     sitting = Sitting(run, filters)
     sitting.run()
-    if sitting.refused:
-        raise UserError(sitting.refused)
+    if sitting.failed is not None:
+        raise sitting.failed
     for line in sitting.commands:
         say(line)
     return OURS if sitting.return_code else 0

@@ -294,14 +294,15 @@ def style(chart: Any, palette: Palette, height: Any) -> Any:
     axis = {
         "labelColor": palette.muted, "titleColor": palette.muted, "gridColor": palette.line, "tickColor": palette.line,
         "domainColor": palette.line, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
-        "titlePadding": 14,
     }  # fmt: skip
-    legend = {"labelColor": palette.ink, "titleColor": palette.muted, "orient": "top", "labelFontSize": 12}
+    legend = {"labelColor": palette.ink, "titleColor": palette.muted, "orient": "top", "labelFontSize": 12,
+              "columnPadding": 28}  # fmt: skip
     return (
         chart.properties(width="container", height=height, autosize={"type": "fit-x", "contains": "padding"})
         .configure(font=palette.font, background="transparent")
         .configure_view(stroke=None)
         .configure_axis(**axis)
+        .configure_axisY(titlePadding=14)  # what measures text may know a narrower font than a browser has
         .configure_legend(**legend)
     )
 

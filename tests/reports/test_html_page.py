@@ -32,8 +32,11 @@ from precaudit.reports import charts, html
 from precaudit.reports.cells import cells, first_map, map_cells, story
 from precaudit.reports.escaping import escape_html as escaped
 from precaudit.reports.escaping import plain, script
+from precaudit.reports.fitting import Table
 from precaudit.reports.gathered import gather_run
 from precaudit.reports.meanings import SHOWN, meaning
+from precaudit.reports.pages import as_html
+from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.templates import template_file
 from precaudit.reports.tokens import text_of, token_ids, worst_ratios
 from precaudit.schema.glossary import look_up
@@ -274,6 +277,23 @@ def test_names_of_marks_do_not_overlap():
             abs(a - c) < wide - 1e-9 and abs(b - d) < high - 1e-9
             for i, (a, b) in enumerate(boxes) for c, d in boxes[:i]
         )  # fmt: skip
+
+
+def test_names_of_lines_and_of_axes_have_room():
+    spec = charts.style(charts.altair_of().Chart(charts.data_of([])).mark_line(), charts.LIGHT, 100).to_dict()["config"]
+    assert spec["legend"]["columnPadding"] >= 28
+    assert spec["axisY"]["titlePadding"] >= 14
+
+
+def test_a_list_has_one_mark_and_long_tables_are_folded():
+    rows = tuple((str(i),) for i in range(101))
+    of = [
+        Section("a", lines=("- one", "two")),
+        Section("b", tables=(Table("", ("n",), rows[:100]), Table("", ("n",), rows))),
+    ]
+    text = as_html(Report(Headline("✓", "said."), tuple(of), command="x", title="t"))
+    assert "<li>one</li><li>two</li>" in text
+    assert re.findall(r"<summary>(\d+) rows", text) == ["101"]
 
 
 def test_remedies_name_device_spread_and_direction(honest, tmp_path):

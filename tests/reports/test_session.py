@@ -6,6 +6,8 @@ import shutil
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from threading import Event
+from time import monotonic
 
 import msgspec
 import pytest
@@ -19,8 +21,9 @@ from precaudit.recording.runs.written import recall
 from precaudit.references.comparison.between import compare_runs
 from precaudit.reports.cells import map_cells
 from precaudit.reports.gathered import recall_run
-from precaudit.reports.session import app, jobs
+from precaudit.reports.session import app, jobs, reading
 from precaudit.reports.session.filters import Filters, look_of, narrowed, parse_filters
+from precaudit.reports.session.grid import Grid
 from precaudit.schema.records.comparisons import CompareRecord
 from precaudit.schema.records.lines import read_record, write_lines
 from tests.helpers.hostile import BAD
@@ -40,7 +43,11 @@ async def opened(folder, filters=ALL, size=(80, 24)):
 
 async def settle(pilot):
     await pilot.pause()
+    while pilot.app.reading is not None:
+        await asyncio.sleep(0.01)
     await pilot.app.workers.wait_for_complete()
+    while pilot.app.reading is not None:  # a command's map
+        await asyncio.sleep(0.01)
     await pilot.pause()
 
 
@@ -286,9 +293,60 @@ def test_what_is_seen_late_ends_the_sitting(honest, tmp_path, filters, told):
 
     async def sit():
         async with opened(honest, Filters(filters)) as (sitting, _):
-            return sitting.refused
+            return str(sitting.failed)
 
     assert told in asyncio.run(sit())
+
+
+def test_who_leaves_waits_for_nothing_that_is_read(honest, monkeypatch):
+    waits = Event()
+    monkeypatch.setattr(reading, "gather", lambda _: waits.wait(60))
+
+    async def sit():
+        sitting = app.Sitting(honest, ALL)
+        async with sitting.run_test(size=(80, 24)) as pilot:
+            while not sitting.shown.maps:
+                await asyncio.sleep(0.01)
+            assert "reading and judging" in screen(sitting)[1]
+            await pilot.press("q")
+        return sitting.reading is not None
+
+    start = monotonic()
+    assert asyncio.run(sit())
+    assert monotonic() - start < 30
+    waits.set()
+
+
+def test_a_fault_of_ours_ends_the_sitting(honest, monkeypatch):
+    monkeypatch.setattr(reading, "gather", lambda _: 1 / 0)
+
+    async def sit():
+        async with opened(honest) as (sitting, _):
+            return sitting.failed
+
+    assert isinstance(asyncio.run(sit()), ZeroDivisionError)
+
+
+def test_a_map_of_many_layers_and_points_scrolls(honest):
+    """The cursor stays in sight, names are cut, and no line is longer than the terminal."""
+
+    async def sit():
+        async with opened(honest) as (sitting, pilot):
+            (one, *_) = sitting.shown.maps["local"]
+            cells = {(i, f"{'long ' * 6}{p}"): replace(one, layer=i, point=f"{'long ' * 6}{p}") for i in range(126)
+                     for p in range(40)}  # fmt: skip
+            heat = sitting.query_one("HeatMap")
+            heat.show(Grid("local", tuple(dict.fromkeys(p for _, p in cells)), tuple(range(126)), cells), (0, 0))
+            for _ in range(3):
+                await pilot.press("pagedown")
+            await pilot.press("end")
+            await pilot.pause()
+            shown = screen(sitting)
+            assert all(len(line) <= 80 for line in shown)
+            assert shown[3].endswith(" 125")
+            assert sum("[" in line for line in shown[4:-8]) == 1
+
+    asyncio.run(sit())
 
 
 def test_the_page_names_every_key():

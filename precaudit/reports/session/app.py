@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import ClassVar
 
 from rich.text import Text
@@ -24,7 +25,7 @@ from precaudit.reports.report import COLOURS
 from precaudit.reports.session.filters import Filters, command_line, look_of, narrowed, parse_filters
 from precaudit.reports.session.grid import grid_of
 from precaudit.reports.session.jobs import run_command
-from precaudit.reports.session.reading import AGAINST, Shown, being_recorded, paused, read_run, signature
+from precaudit.reports.session.reading import AGAINST, Shown, Signature, being_recorded, paused, read_run, signature
 from precaudit.reports.session.stories import first_lines, worst_tokens
 from precaudit.reports.session.widgets import HeatMap, OutputScreen, StoryScreen, labelled
 from precaudit.reports.tokens import Text as Tokenized
@@ -44,7 +45,8 @@ class _Stopped(Exception):
 class Sitting(App[None]):
     """A compared run as one sitting.
 
-    ``commands``: what was written down with x, a line each; ``refused``: why it could not be opened.
+    ``commands``: what was written down with x, a line each; ``reading``: what is being read, None where nothing is;
+    ``failed``: why it has ended by itself.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -78,7 +80,8 @@ class Sitting(App[None]):
         self.kind, self.chosen = "local", False  # which map, and whether somebody has moved or chosen one
         self.other: Path | None = None
         self.commands: list[str] = []
-        self.refused = ""
+        self.reading: object | None = None
+        self.failed: Exception | None = None
         self._seen = signature(folder)
         self._asking = ""
         self._text: dict[str, Tokenized | None] = {}
@@ -102,40 +105,54 @@ class Sitting(App[None]):
 
     # what is read
 
-    @work(thread=True, exclusive=True, group="reading")
     def read(self) -> None:
-        """Read the run in a thread, and show what there is as it comes."""
-        worker, seen = get_current_worker(), signature(self.folder)
+        """Read the run in a thread of its own, which nobody waits for who leaves; what was being read stops."""
+        self.reading = object()
+        Thread(target=self._read, args=(self.reading,), daemon=True).start()
 
+    def _read(self, mine: object) -> None:
         def show(x: Shown) -> None:
-            if worker.is_cancelled:
+            if self.reading is not mine or not self.is_running:
                 raise _Stopped
             self.call_from_thread(self.show, x)
 
+        seen, failed = signature(self.folder), None
         try:
             show(read_run(recall_run(self.folder), self.filters, self.other, show))
-            self._seen = seen
-        except UserError as error:
-            if not worker.is_cancelled:
-                self.call_from_thread(self.cannot, str(error))
-        except _Stopped:
+        except Exception as error:
+            failed = error
+        if self.is_running:  # who has left is told nothing
+            self.call_from_thread(self._end_reading, mine, seen, failed)
+
+    def _end_reading(self, mine: object, seen: Signature, failed: Exception | None) -> None:
+        if self.reading is not mine:
             return
+        self.reading, self._seen = None, seen
+        if isinstance(failed, UserError):
+            self.cannot(failed)
+        elif failed is not None:
+            self._leave(failed)
+
+    def _leave(self, failed: Exception) -> None:
+        self.failed = failed
+        self.exit()
 
     def look_again(self) -> None:
         """Read the run again where something beside it was written."""
         found = signature(self.folder)
-        if found != self._seen and not any(w.group == "reading" and w.is_running for w in self.workers):
+        if found != self._seen and self.reading is None:
             self._seen = found
             self.read()
 
-    def cannot(self, why: str) -> None:
+    def cannot(self, error: UserError) -> None:
         """Show why the run cannot be read: it is being recorded, or compared anew; else leave."""
+        told = being_recorded(self.folder)
         if self.shown.run is not None:
-            return self.show(paused(self.shown, why))
-        if (told := being_recorded(self.folder)) is None and not self.shown.waiting:
-            self.refused = why
-            return self.exit()
-        return self.show(Shown(waiting=told or why))
+            self.show(paused(self.shown, str(error)))
+        elif told is not None or self.shown.waiting:
+            self.show(Shown(waiting=told or str(error)))
+        else:
+            self._leave(error)
 
     def show(self, shown: Shown) -> None:
         """Show what was read so far, the cursor where it was, or on the worst cell where nobody has moved it."""

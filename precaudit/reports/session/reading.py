@@ -25,6 +25,7 @@ from precaudit.schema.records.errors import ErrorRecord
 
 AGAINST = "against"  # the map of a run beside another
 WATCHED = ("run.json", MANIFEST, "compare.json", "compared.json", "errors.jsonl", "findings.jsonl", "batches.jsonl")
+Signature = tuple[tuple[str, int, int], ...]
 PAUSE = 0.15  # seconds between pictures of what was read so far
 
 
@@ -114,7 +115,7 @@ def _against(run: Recalled, other: Path) -> list[Cell]:
     return pair_cells(pairs, run.errors, theirs)
 
 
-def signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def signature(folder: Path) -> Signature:
     """Return by what it is told that something was written: the size and time of what lies beside a run."""
     found = []
     for name in WATCHED:
