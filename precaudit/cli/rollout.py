@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DRAWS = (
     "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
-    "trainer_policy", "trainer", "end_tokens", "save",
+    "trainer_policy", "end_tokens", "save",
 )  # fmt: skip
 OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 
@@ -42,6 +42,8 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--trainer-policy", metavar="NAME|FILE", help="Score the samples by this policy, too.")
 @click.option("--trainer", metavar="MODEL", help="The trainer's checkpoint, where it is another.")
+@click.option("--engine-policy", metavar="NAME|FILE",
+              help="--from: the formats that the engine computes in [--policy; bf16 where that is wider].")  # fmt: skip
 @click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option(
@@ -66,15 +68,16 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     """Compare rollouts with a trainer and FP64.
 
     Samples tokens from MODEL's prompts, under one policy or several, and says what that costs; or, with --from, reads
-    rollouts made elsewhere. Scores their tokens and says how far the log-probabilities differ.
+    rollouts made elsewhere. Scores their tokens and says how far the log-probabilities differ; with --from, whether
+    rounding explains that, and which mistake does if not.
 
     MODEL: a checkpoint, named as in trace; or a precaudit.Program of your own with steps, FILE.py:NAME, whose loops are
     compared (its code runs; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
     (docs/rollouts.md).
 
-    Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two
-    loops sampled other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside,
-    one of several policies cannot run, or no answer parses.
+    Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, an engine differs
+    by more than rounding, or the two loops sampled other tokens. 3: a limit's metric is not defined, the interval of
+    answers has the limit inside, one of several policies cannot run, or no answer parses.
     """
     from precaudit.checks.rollouts.budgets import parse_limits
     from precaudit.checks.rollouts.limits import ANSWERS
@@ -94,6 +97,8 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         drawing()
     chosen = [name for name in DRAWS if name in told]
     if source is None:
+        if given["engine_policy"] is not None:
+            raise UserError("--engine-policy is for rollouts that an engine made: give them with --from FILE")
         from precaudit.cli._drawing import draw_rollouts
 
         return draw_rollouts(model, given, limits)
@@ -112,18 +117,28 @@ def _score_file(model: str, source: Path, given: dict[str, Any], limits: "tuple[
     """Hold the rollouts of a file to a policy and FP64."""
     from precaudit.checks.rollouts.reading import read_rollouts
     from precaudit.cli._explaining import exit_code_with_causes, explain_rollouts
+    from precaudit.errors import UserError
     from precaudit.reports.rollout_report import RolloutStory, rollout_report
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     rollouts = read_rollouts(source)
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
+    named = given["engine_policy"]
+    if named is not None and given["no_fp64"]:
+        raise UserError("--engine-policy judges the engine against FP64; leave out --no-fp64")
     with progress_bar("loading JAX") as advance:
-        from precaudit.checks.rollouts.parity import score_parity
+        from precaudit.checks.rollouts.parity import engine_policy, score_parity
         from precaudit.checks.rollouts.recording import of_read
         from precaudit.recording.tracing.subject import load
 
+        engine = engine_policy(policy) if named is None else load_policy(named)
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
-        found = score_parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
+        trainer = None
+        if given["trainer"] is not None:
+            trainer = load(given["trainer"], policy, device=given["device"], allow=given["allow_field"])
+        found = score_parity(
+            subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance, trainer, engine
+        )
         why = explain_rollouts([(subject, found, rollouts)], given, given["temperature"], advance)
         origin = of_read(found, subject, rollouts, given["temperature"])
     report = rollout_report(RolloutStory(origin, (found,), tuple(why)))

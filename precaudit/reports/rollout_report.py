@@ -51,6 +51,7 @@ def loops_report(found: Sequence[ProgramTiming]) -> Report:
 def _records(t: RolloutStory) -> tuple[Any, ...]:
     """Return every record of a rollout, those of the whole before those of single sequences."""
     whole, each = ([r for p in t.parities for r in getattr(p, name)] for name in ("whole", "each"))
+    whole += [p.rounding for p in t.parities if p.rounding is not None]
     if (d := t.drawn) is None:
         return (t.origin, *whole, *each, *t.causes)
     return (t.origin, *d.timings, *d.answers, *d.changed, *whole, *d.divergences, *each, *t.causes)

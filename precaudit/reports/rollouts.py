@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.rollouts.budgets import LimitOutcome, smaller_is_worse
+from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_sentence
 from precaudit.checks.rollouts.limits import RolloutRecord
-from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
+from precaudit.checks.rollouts.mismatch import CLIP, METRICS, SMALLER_IS_WORSE, Mismatch
 from precaudit.checks.rollouts.parity import Parity
 from precaudit.reports.digits import count_text
 from precaudit.reports.fitting import Table
@@ -30,9 +31,16 @@ def parity_verdict(p: Parity) -> Headline:
     if open_:
         return Headline("?", f"{open_[0].metric} is not defined of these rollouts.")
     last = next(r for r in reversed(p.whole) if r.rollout == "engine")
-    found = f"{last.trainer}: kl {cell(last, 'kl')}, largest |Δ log p| {cell(last, 'abs_diff_max')}"
+    found = (
+        f"{last.trainer}: kl {cell(last, 'kl')}, k3 {cell(last, 'k3_kl')}, |Δ log p| {cell(last, 'abs_diff_mean')} on "
+        f"average, {cell(last, 'abs_diff_max')} at most"
+    )
+    if p.rounding is not None and p.rounding.status == "fail":
+        return Headline("✗", f"{engine_sentence(p.rounding)}.")
     if p.held:
         return Headline("✓", f"all {len(p.held)} limits hold; engine against {found}.")
+    if p.rounding is not None and p.rounding.status == "pass":
+        return Headline("✓", f"{engine_sentence(p.rounding)}; {found}.")
     return Headline("?", f"measured, not judged: engine against {found}. Give limits with --fail-above.")
 
 
@@ -94,9 +102,37 @@ def parity_notes(p: Parity) -> Iterator[str]:
             yield f"note: {name}: inf in {', '.join(m.overflowed)}"
         if m.saturated:
             yield f"note: {name}: {m.saturated} log ratios are beyond ±20, where verl's chi2 stops growing"
+        if telescopes(m):
+            yield (
+                f"note: {name}: differences of opposite signs cancel in kl ({cell(r, 'kl')}), log_ppl_diff and "
+                f"ppl_ratio; k3_kl ({cell(r, 'k3_kl')}) and |Δ log p| ({cell(r, 'abs_diff_mean')}) do not"
+            )
+    yield from _rounding_notes(p.rounding)
     m = p.whole[0].mismatch
     judged = f"{count_text(m.sequences, 'sequence')} of {count_text(m.tokens, 'token')} judged"
     yield f"{judged}; {m.empty} without tokens, {m.left_out} left out"
+
+
+def telescopes(m: Mismatch) -> bool:
+    """Whether the signed mean of Δ log p says a twentieth of its mean size or less, of differences that clip."""
+    mean, size = m.kl, m.abs_diff_mean
+    return mean is not None and size is not None and value(size) > CLIP and abs(value(mean)) < value(size) / 20
+
+
+def _rounding_notes(r: EngineRounding | None) -> Iterator[str]:
+    """Yield what to change, or what was tried, where an engine is off beyond rounding."""
+    if r is None or r.status != "fail":
+        return
+    if r.change is not None:
+        yield f"change: {r.change}"
+        return
+    tried = ", ".join(f"{kind} {value(x):.2g} ×" for kind, x in sorted(r.tried.items(), key=lambda t: value(t[1])))
+    if tried:
+        yield f"note: under each kind of mistake there remains, of {value(r.rms):.3g} ×: {tried}"
+    yield (
+        "note: what remains are other weights (--trainer MODEL tries a checkpoint), another formula, or formats "
+        f"narrower than {r.policy} (--engine-policy says them)"
+    )
 
 
 def cell(r: RolloutRecord, name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precaudit.checks.rollouts.answers import MARGIN, Paired, answers_sentence, pair_answers, status_under_limit
 from precaudit.checks.rollouts.budgets import RolloutBudget, read_rollout_budgets, status_of
+from precaudit.checks.rollouts.engine_rounding import engine_sentence
 from precaudit.checks.rollouts.frozen import (
     FACTORS,
     HELD,
@@ -88,6 +89,9 @@ class _Rules:
             status: Status = "pass" if c.verdict == "rounding" else "unknown" if c.verdict == "unknown" else "fail"
             text = "" if status == "pass" else f"{c.id}, token {c.index}: {c.verdict}"
             yield Verdict(status=status, kind="cause", point=f"policy {c.policy}", text=text)
+        if (engine := self.found.rounding) is not None:
+            text = "" if engine.status == "pass" else engine_sentence(engine)
+            yield Verdict(status=engine.status, kind="rounding", point="engine / fp64", text=text)
         yield from self._answers()
         yield from (Verdict(status="stale", kind="baseline", text=text) for text in self.stale)
 

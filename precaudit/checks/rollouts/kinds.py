@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-KINDS = ("rollout", "timing", "mismatch", "answers", "paired", "divergence", "cause")
+KINDS = ("rollout", "timing", "mismatch", "rounding", "answers", "paired", "divergence", "cause")
 
 
 class Kind(msgspec.Struct):

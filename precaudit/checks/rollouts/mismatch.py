@@ -31,8 +31,8 @@ class Mismatch(Record, frozen=True, omit_defaults=False):
     rollout_is_ratio_fraction_high, _low: ρ > 2, ρ < ½; rollout_probs_diff of |p_train − p_rollout| (std: n − 1);
     rollout_actor_probs_pearson_corr of the probabilities. Nats.
 
-    Ours: abs_diff, quantiles (linear) and maximum of |δ|; clip_fraction: ρ outside [0.8, 1.2]; first_divergence: the
-    smallest token index at which it is, and diverged_sequence the row.
+    Ours: abs_diff, mean, quantiles (linear) and maximum of |δ|; clip_fraction: ρ outside [0.8, 1.2]; first_divergence:
+    the smallest token index at which it is, and diverged_sequence the row.
 
     ``sequences``, ``tokens``: judged. ``empty``: sequences without tokens. ``left_out``: sequences with a fault.
     ``faults``: {what: tokens}. ``overflowed``: metrics that are inf. ``saturated``: tokens and sequences with |δ| or
@@ -48,6 +48,7 @@ class Mismatch(Record, frozen=True, omit_defaults=False):
     saturated: int = 0
     kl: Number | None = None
     k3_kl: Number | None = None
+    abs_diff_mean: Number | None = None
     training_ppl: Number | None = None
     rollout_ppl: Number | None = None
     log_ppl_diff: Number | None = None
@@ -134,6 +135,7 @@ def _metrics(train: Array, roll: Array, mask: Array) -> tuple[dict[str, float | 
     return {
         "kl": float(-delta.mean()),
         "k3_kl": float(k3(delta).mean()),
+        "abs_diff_mean": float(np.abs(delta).mean()),
         "training_ppl": float(ppl[0]),
         "rollout_ppl": float(ppl[1]),
         "log_ppl_diff": float(diff.mean()),

@@ -113,7 +113,14 @@ def _program(decoder: Any, options: tuple[Any, ...], platform: str) -> Callable[
 
 def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell: Advance) -> list[Array]:
     """Return log-probabilities [T] of each rollout's tokens by the FP64 reference."""
-    found: list[Array] = [np.zeros(0)] * len(rollouts)
+    return [x[0] for x in by_rounded_fp64(model, rollouts, temperature, (None,), tell)]
+
+
+def by_rounded_fp64(
+    model: Model, rollouts: Sequence[Rollout], temperature: float, formats: Sequence[Any], tell: Advance
+) -> list[Array]:
+    """Return the same [formats, T] of FP64's logits rounded to each dtype of ``formats``; None: not rounded."""
+    found: list[Array] = [np.zeros((len(formats), 0))] * len(rollouts)
     most = max(1, ELEMENTS // model.config.vocab)
     waiting = [i for i, r in enumerate(rollouts) if r.tokens]
     total = len(waiting)
@@ -129,7 +136,8 @@ def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell:
 
         def emit(i: int, _layer: int | None, _point: str, logits: Array, group: Sequence[int] = group) -> None:
             ids = np.array(rollouts[group[i]].tokens)
-            found[group[i]] = log_softmax(logits / temperature)[np.arange(len(ids)), ids]
+            ways = (logits if f is None else logits.astype(f).astype(np.float64) for f in formats)
+            found[group[i]] = np.stack([log_softmax(x / temperature)[np.arange(len(ids)), ids] for x in ways])
 
         turned = [np.full(len(s), len(s) + 1) for s in sequences]
         forward(model, sequences, [FP64], Wanted({LOGITS}, (), rows), emit, lengths=turned)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from precaudit.checks.rollouts.engine_rounding import EngineRounding
 from precaudit.checks.rollouts.kinds import KINDS, Kind
 from precaudit.checks.rollouts.limits import RolloutRecord, Side
 from precaudit.checks.rollouts.origin import RolloutRun
@@ -14,7 +15,13 @@ from precaudit.errors import UserError
 from precaudit.schema.records.base import Number
 
 Pair = tuple[str, Side, Side]  # a policy, the side that drew, the side it is held to
-DECODED = {"rollout": RolloutRun, "mismatch": RolloutRecord, "answers": Answers, "paired": Changed}
+DECODED = {
+    "rollout": RolloutRun,
+    "mismatch": RolloutRecord,
+    "rounding": EngineRounding,
+    "answers": Answers,
+    "paired": Changed,
+}
 
 
 class Reason(msgspec.Struct, frozen=True, tag_field="kind", tag="cause"):
@@ -29,7 +36,10 @@ class Reason(msgspec.Struct, frozen=True, tag_field="kind", tag="cause"):
 
 @dataclass(frozen=True)
 class WrittenRecords:
-    """The records of a rollout: of the whole by pair, answers by policy, paired answers and causes."""
+    """The records of a rollout: of the whole by pair, answers by policy, paired answers and causes.
+
+    ``rounding``: whether rounding explains an engine that made them.
+    """
 
     path: Path
     origin: RolloutRun
@@ -37,6 +47,7 @@ class WrittenRecords:
     answers: dict[str, Answers]
     changed: tuple[Changed, ...]
     causes: tuple[Reason, ...]
+    rounding: EngineRounding | None = None
 
 
 def read_written(path: Path) -> WrittenRecords:
@@ -46,7 +57,7 @@ def read_written(path: Path) -> WrittenRecords:
     """
     whole: dict[Pair, RolloutRecord] = {}
     answers: dict[str, Answers] = {}
-    origin, changed, causes = None, [], []
+    origin, changed, causes, rounding = None, [], [], None
     for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
         where = f"{path}:{i}"
         it = _decode(line, where) if line.strip() else None
@@ -56,6 +67,10 @@ def read_written(path: Path) -> WrittenRecords:
             raise UserError(f"{where}: a second first line; the file was put together wrongly")
         elif isinstance(it, RolloutRecord) and it.id is None:
             _once(whole, (it.policy, it.rollout, it.trainer), it, where)
+        elif isinstance(it, EngineRounding):
+            if rounding is not None:
+                raise UserError(f"{where}: a second record of kind rounding; the file was put together wrongly")
+            rounding = it
         elif isinstance(it, Answers):
             _once(answers, it.policy, it, where)
         elif isinstance(it, Changed):
@@ -64,7 +79,7 @@ def read_written(path: Path) -> WrittenRecords:
             causes.append(it)
     if origin is None:
         raise UserError(f"{path}: no first line of kind rollout; write it again with: precaudit rollout … -o {path}")
-    return WrittenRecords(path, origin, whole, answers, tuple(changed), tuple(causes))
+    return WrittenRecords(path, origin, whole, answers, tuple(changed), tuple(causes), rounding)
 
 
 def _decode(line: bytes, where: str) -> Any:

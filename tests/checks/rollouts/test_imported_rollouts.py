@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from precaudit.checks.rollouts import scoring
 from precaudit.checks.rollouts.budgets import engine_budget, parse_limits
+from precaudit.checks.rollouts.engine_rounding import EngineRounding
 from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.origin import RolloutRun
 from precaudit.checks.rollouts.parity import score_parity
@@ -288,9 +289,14 @@ def test_the_command_says_measures_and_gates(tmp_path, engine):
     path = written(tmp_path / "r.jsonl", engine)
     plain = run("tiny", "--from", path, "-o", tmp_path / "out.jsonl")
     assert plain.return_value == 0
-    assert plain.output.startswith("? measured, not judged: engine against fp64: kl ")
+    assert plain.output.startswith("✓ the engine differs from FP64 by ")
+    assert " × what rounding in bf16 makes; fp64: kl " in plain.output
     assert "3 sequences of 60 tokens judged; 0 without tokens, 0 left out" in plain.output
-    head, *records = decode_lines((tmp_path / "out.jsonl").read_bytes(), RolloutRun | RolloutRecord, "out.jsonl")
+    head, *records = decode_lines(
+        (tmp_path / "out.jsonl").read_bytes(), RolloutRun | RolloutRecord | EngineRounding, "out.jsonl"
+    )
+    assert [r.status for r in records if isinstance(r, EngineRounding)] == ["pass"]
+    records = [r for r in records if isinstance(r, RolloutRecord)]
     assert (head.model, list(head.policies), head.asked) == (
         "tiny",
         ["bf16"],

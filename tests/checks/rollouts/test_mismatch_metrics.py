@@ -34,7 +34,8 @@ BY_HAND = {
     "rollout_probs_diff_max": 3 / 8,
     "rollout_probs_diff_std": math.sqrt(21) / 24,
     "rollout_actor_probs_pearson_corr": -2 / math.sqrt(7),
-    "abs_diff_p50": LN2,  # of 0, ln 2, 2 ln 2
+    "abs_diff_mean": LN2,  # of 0, ln 2, 2 ln 2
+    "abs_diff_p50": LN2,
     "abs_diff_p90": 1.8 * LN2,
     "abs_diff_p99": 1.98 * LN2,
     "abs_diff_max": 2 * LN2,
