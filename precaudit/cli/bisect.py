@@ -34,6 +34,8 @@ WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "
 @click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
 @click.option("--most", type=click.IntRange(0), default=64, show_default=True, metavar="N",
               help="Trials that may be added to prove a set the smallest.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Trials that are made at once.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt.")
 @click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")

@@ -1,7 +1,7 @@
 """Which change did it: trials between A, which passes a test, and B, which does not."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.ddmin import Changes, Smallest
     from precaudit.diagnosis.bisection.limits import Criterion
     from precaudit.diagnosis.bisection.records import Bisection, BisectionAsked, BisectionTrial
-    from precaudit.diagnosis.bisection.trials import Figures, Trials
+    from precaudit.diagnosis.bisection.tasks import Figures, Kind
+    from precaudit.diagnosis.bisection.trials import Trials
 
 SINGLES = 24  # changes that are each tried alone; of more, halves are tried first
 Find = Literal["cause", "cure", "first"]
@@ -26,6 +27,10 @@ class Source(Protocol):
     def changes(self) -> "Changes":
         """All that differs."""
 
+    @property
+    def kind(self) -> "Kind | None":
+        """What makes several trials at once; None of those that one process makes one after another."""
+
     def measure(self, changes: "Changes", folder: Path) -> "Figures":
         """Return the figures of A with these changes; raises UserError where that cannot be told."""
 
@@ -34,7 +39,8 @@ class Source(Protocol):
 class BisectionRequest:
     """What is asked. ``find``: the smallest set that breaks A (cause), that mends B (cure), or the first of a row.
 
-    ``most``: trials that may be added to prove a set the smallest; ``how``: all else that a trial depends on.
+    ``most``: trials that may be added to prove a set the smallest; ``how``: all else that a trial depends on. ``jobs``:
+    trials that are made at once.
     """
 
     subject: str
@@ -48,6 +54,7 @@ class BisectionRequest:
     code: str = ""
     most: int = 64
     force: bool = False
+    jobs: int = 1
 
 
 def bisect(
@@ -61,6 +68,7 @@ def bisect(
     """
     import msgspec
 
+    from precaudit.diagnosis.bisection.tasks import Tasks
     from precaudit.diagnosis.bisection.trials import FOUND, Trials
 
     trials = Trials(
@@ -70,6 +78,7 @@ def bisect(
         folder,
         tell,
         request.criterion.name in ("exit", "verdict"),
+        tasks=Tasks(request.jobs, source.kind or "threads"),
     )
     trials.open(request.force)
     try:
@@ -77,6 +86,8 @@ def bisect(
     except KeyboardInterrupt:
         kept = len(trials.kept)
         raise Interrupted(f"interrupted; {kept} trials are kept in {folder}: the same command goes on") from None
+    finally:
+        trials.tasks.close()
     write_whole(folder / FOUND, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n", inside=True)
     return found
 
@@ -100,13 +111,18 @@ def _search(request: BisectionRequest, trials: "Trials") -> "Bisection":
     if request.find == "first":
         return _search_row(trials, good, bad)
 
+    def state(some: "Changes") -> "Changes":
+        return some if request.find == "cause" else tuple(c for c in changes if c not in some)
+
     def ask(some: "Changes") -> bool | None:
         """Whether changes alone break A, or all but they leave B mended."""
-        state = some if request.find == "cause" else tuple(c for c in changes if c not in some)
-        answer = trials.run(state).answer
+        answer = trials.run(state(some)).answer
         return None if answer == "unknown" else (answer == "bad") == (request.find == "cause")
 
-    return _bisection(request.find, trials, good, bad, smallest_sets(changes, ask, SINGLES, request.most))
+    def ahead(sets: "Sequence[Changes]") -> None:
+        trials.ahead([state(some) for some in sets])
+
+    return _bisection(request.find, trials, good, bad, smallest_sets(changes, ask, SINGLES, request.most, ahead))
 
 
 def _with_parting(found: "Bisection", trials: "Trials", source: Source) -> "Bisection":
@@ -173,7 +189,7 @@ def _search_row(trials: "Trials", good: "BisectionTrial", bad: "BisectionTrial")
         answer = trials.run(changes[:i]).answer
         return None if answer == "unknown" else answer == "bad"
 
-    at = first_bad(len(changes) + 1, ask)
+    at = first_bad(len(changes) + 1, ask, lambda states: trials.ahead([changes[:i] for i in states]))
     return _bisection("first", trials, good, bad, Smallest((changes[at.good : at.bad],), "1-minimal"))
 
 

@@ -45,6 +45,7 @@ class Given:
     force: bool
     device: str
     allow_field: tuple[str, ...]
+    jobs: int = 1
 
     @property
     def how(self) -> str:
@@ -66,7 +67,10 @@ def source_of(given: Given, progress: Progress, cache: Path, line: str) -> tuple
             raise UserError(f"--{name} is empty")
     criterion = command_criterion(given.test_command or "") if given.test is None else parse_criterion(given.test)
     _check_options(given)
-    return MAKERS[given.by](given, criterion, progress, cache, line)
+    request, source = MAKERS[given.by](given, criterion, progress, cache, line)
+    if given.jobs > 1 and source.kind is None:
+        raise UserError(f"--by {given.by} makes its trials one after another, in this process; leave out --jobs")
+    return request, source
 
 
 def _by_policy(
@@ -79,7 +83,8 @@ def _by_policy(
     names = _both(given)
     good, bad = (load_policy(name) for name in names)
     request = _request(given, criterion, *names, "cause", repr((good.settings(), bad.settings())))
-    how = _measuring(given, criterion, request.against, progress, cache, line)
+    told = progress if given.jobs < 2 else Progress(_say_nothing)  # which other processes can be given
+    how = _measuring(given, criterion, request.against, told, cache, line)
     trials = PolicyTrials(given.subject, good, bad, given.device, given.allow_field, how)
     if given.test_command is None:
         for policy in (good, bad):
@@ -87,6 +92,10 @@ def _by_policy(
         _check_weights(given, good.weights, bad.weights, request.against)
         return request, trials
     return request, CommandTrials(given.test_command, given.subject, trials.changes, trials.settings)
+
+
+def _say_nothing(line: str) -> None:
+    """Say nothing of a line."""
 
 
 def _check_weights(given: Given, good: str, bad: str, against: str) -> None:
@@ -277,7 +286,7 @@ def _request(
         raise UserError(f"--test {criterion.text}: A has no error against itself; give --against fp64, or a number")
     return BisectionRequest(
         given.subject, given.by, good, bad, criterion, against, given.find or find, given.how, code, given.most,
-        given.force,
+        given.force, given.jobs,
     )  # fmt: skip
 
 

@@ -1,9 +1,14 @@
 """Trials of a bisection: made once, repeated near the limit, kept, and never a coin."""
 
+import time
+
 import pytest
 
+from precaudit.diagnosis.bisection.ddmin import smallest_sets
+from precaudit.diagnosis.bisection.first import first_bad
 from precaudit.diagnosis.bisection.limits import parse_criterion
 from precaudit.diagnosis.bisection.records import BisectionAsked
+from precaudit.diagnosis.bisection.tasks import Tasks
 from precaudit.diagnosis.bisection.trials import TRIALS, Trials, read_trials
 from precaudit.errors import CannotJudge, UserError
 
@@ -49,6 +54,30 @@ def test_a_figure_near_its_limit_is_measured_again(tmp_path):
     trials = made(tmp_path, lambda _c, _f: {"kl": 0.9e-3})
     trials.open(force=False)
     assert trials.run(()).answers == ("good", "good")
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_several_at_once_give_the_answer_and_the_records_of_one(tmp_path, jobs):
+    names = tuple("abcdefghij")
+
+    def measure(changes, folder):
+        time.sleep(0.002 * len(changes))
+        folder.mkdir(parents=True)
+        return {"kl": 1.0 if {"c", "h"} <= set(changes) else 1e-9}
+
+    def search(folder, at_once):
+        trials = made(folder, measure, changes=names)
+        trials.tasks = Tasks(at_once)
+        trials.open(force=False)
+        found = smallest_sets(names, lambda some: trials.run(some).answer == "bad", 4, 20, trials.ahead)
+        first = first_bad(
+            11, lambda i: trials.run(names[:i]).answer == "bad", lambda s: trials.ahead([names[:i] for i in s])
+        )
+        trials.tasks.close()
+        kept = [(t.changes, t.answers, t.figures) for t in read_trials(folder / "out" / TRIALS)[1:]]
+        return found, first, kept, sorted(x.name for x in (folder / "out" / "runs").iterdir())
+
+    assert search(tmp_path / "several", jobs) == search(tmp_path / "one", 1)
 
 
 def test_a_limit_in_units_of_a_is_that_of_its_own_figure(tmp_path):

@@ -85,6 +85,37 @@ def test_a_key_that_costs_precision_is_found_by_kl(tmp_path, capsys):
     assert "✓ scores alone, of 2 that differ, breaks kl<1e-9" in capsys.readouterr().out
 
 
+def test_commands_at_once_leave_the_records_of_one_after_another(tmp_path, twenty, capsys):
+    both = 'for key in rope kv_cache; do echo "$PRECAUDIT_CHANGES" | grep -qx $key || exit 0; done; exit 1'
+    given = ["--good", "bf16", "--bad", str(twenty), "--test-command", both]
+    kept = []
+    for jobs in ("1", "3"):
+        assert bisect(tmp_path, *given, "--jobs", jobs, "--force") == 0
+        assert "rope, kv_cache together" in capsys.readouterr().out
+        lines = (tmp_path / "out" / "trials.jsonl").read_text().splitlines()[1:]
+        kept.append([{k: x for k, x in json.loads(line).items() if k != "seconds"} for line in lines])
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+def test_policies_in_processes_leave_the_records_of_one(tmp_path):
+    path = tmp_path / "other.toml"
+    text = {**load_policy("fp32-highest").settings(), "scores": "bfloat16", "excess_precision": "off"}
+    path.write_text("".join(f'{key} = "{x}"\n' for key, x in text.items()))
+    given = ["--good", "fp32-highest", "--bad", str(path), "--test", "kl<1e-9", *TEXT[:2], "--decode-steps", "0"]
+    kept = []
+    for jobs in ("1", "2"):
+        assert bisect(tmp_path, *given, "--against", "good", "--jobs", jobs, "--force") == 0
+        lines = (tmp_path / "out" / "trials.jsonl").read_text().splitlines()[1:]
+        kept.append([{k: x for k, x in json.loads(line).items() if k != "seconds"} for line in lines])
+    assert kept[0] == kept[1]
+
+
+def test_layers_are_tried_one_after_another(tmp_path, capsys):
+    assert bisect(tmp_path, "--raise", "float32", "--test", "kl<1", "--jobs", "2", *TEXT, by="layers") == 2
+    assert "one after another" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_keys_of_bf16_that_break_a_limit_together_are_found(tmp_path, capsys):
     given = ["--good", "fp32-highest", "--bad", "bf16", "--test", "kl<1e-5"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.limits import Criterion
-from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.bisection.tasks import Figures, Kind
 from precaudit.errors import UserError
 
 CANNOT = 125  # what a command ends with where it cannot tell
@@ -31,6 +31,11 @@ class CommandTrials:
     subject: str
     changes: Changes
     settings: Callable[[Changes], str] | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Threads wait for the commands of several trials."""
+        return "threads"
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the command's exit code; raises UserError where it cannot tell."""

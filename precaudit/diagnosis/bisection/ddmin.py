@@ -12,6 +12,7 @@ from typing import Literal
 
 Changes = tuple[str, ...]
 Ask = Callable[[Changes], bool | None]
+Ahead = Callable[[Sequence[Changes]], None]  # is told the sets that are asked for next, in order
 Proof = Literal["smallest", "1-minimal", "open"]
 
 
@@ -27,7 +28,11 @@ class Smallest:
     proof: Proof
 
 
-def ddmin(changes: Changes, ask: Ask) -> Changes:
+def tell_nobody(sets: Sequence[Changes]) -> None:
+    """Begin with nothing ahead."""
+
+
+def ddmin(changes: Changes, ask: Ask, ahead: Ahead = tell_nobody) -> Changes:
     """Return some of the changes that have the effect, and lose it without any one of them.
 
     Section 3.2 of the paper: halves, then finer parts, then what is left without a part. What cannot be told is taken
@@ -37,6 +42,7 @@ def ddmin(changes: Changes, ask: Ask) -> Changes:
     while len(changes) >= 2:
         cut = list(_split(changes, parts))
         rests = [_without(changes, part) for part in cut] if parts > 2 else []
+        ahead([*cut, *rests])
         if (part := _first(cut, ask)) is not None:
             changes, parts = part, 2
         elif (rest := _first(rests, ask)) is not None:
@@ -48,7 +54,7 @@ def ddmin(changes: Changes, ask: Ask) -> Changes:
     return changes
 
 
-def smallest_sets(changes: Changes, ask: Ask, singles: int, most: int) -> Smallest:
+def smallest_sets(changes: Changes, ask: Ask, singles: int, most: int, ahead: Ahead = tell_nobody) -> Smallest:
     """Return smallest sets of changes that have the effect, or one that is only 1-minimal.
 
     Every change is tried alone where there are at most ``singles`` of them: all that have the effect alone are
@@ -62,14 +68,17 @@ def smallest_sets(changes: Changes, ask: Ask, singles: int, most: int) -> Smalle
         return answers[some]
 
     if len(changes) <= singles:
+        ahead([(c,) for c in changes])
         alone = tuple((c,) for c in changes if remember((c,)))
         if alone:
             return Smallest(alone, "smallest")
-    found = ddmin(changes, remember)
-    return _prove(changes, found, remember, answers, most)
+    found = ddmin(changes, remember, ahead)
+    return _prove(changes, found, remember, answers, most, ahead)
 
 
-def _prove(changes: Changes, found: Changes, ask: Ask, answers: dict[Changes, bool | None], most: int) -> Smallest:
+def _prove(
+    changes: Changes, found: Changes, ask: Ask, answers: dict[Changes, bool | None], most: int, ahead: Ahead
+) -> Smallest:
     """Try every set that is smaller than the one that was found, the smallest first."""
     told = True
     for size in range(1, len(found)):
@@ -78,6 +87,7 @@ def _prove(changes: Changes, found: Changes, ask: Ask, answers: dict[Changes, bo
             lacking = any(answers.get(rest, True) is None for rest in combinations(found, len(found) - 1))
             return Smallest((found,), "open" if lacking else "1-minimal")
         most -= new
+        ahead([some for some in combinations(changes, size) if some not in answers])
         for some in combinations(changes, size):
             holds = ask(some)
             told = told and holds is not None

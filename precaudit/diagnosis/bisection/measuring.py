@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.diagnosis.bisection.limits import Criterion
-from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.bisection.tasks import Figures
 from precaudit.judging.figures import error_figures
 from precaudit.judging.gate import gate
 from precaudit.judging.recalled import recall_any, records_of

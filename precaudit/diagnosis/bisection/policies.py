@@ -5,7 +5,7 @@ from pathlib import Path
 
 from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.measuring import Measuring
-from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.bisection.tasks import Figures, Kind
 from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
 from precaudit.recording.tracing.subject import Subject, load
@@ -44,6 +44,11 @@ class PolicyTrials:
         """The keys in which the two differ."""
         return differing_keys(self.good, self.bad)
 
+    @property
+    def kind(self) -> Kind:
+        """Several trials are made in processes."""
+        return "processes"
+
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the figures of A with these keys of B."""
         policy = mixed_policy(self.good, self.bad, changes)
@@ -78,6 +83,11 @@ class LayerTrials:
     def raised(self, changes: Changes) -> tuple[int, ...]:
         """Return the layers that compute in float32 where these changes are made."""
         return tuple(i for i, name in enumerate(self.changes) if name not in changes)
+
+    @property
+    def kind(self) -> None:
+        """The subject is in this process: trials are made one after another."""
+        return None
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the figures of the subject with all layers in float32 but these."""

@@ -14,7 +14,7 @@ from precaudit.diagnosis.bisection.commands import command_variables, run_comman
 from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.limits import Criterion
 from precaudit.diagnosis.bisection.measuring import read_figures
-from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.bisection.tasks import Figures, Kind
 from precaudit.errors import UserError
 from precaudit.recording.programs.loading import is_reference
 
@@ -60,6 +60,11 @@ class ProcessTrials:
     def changes(self) -> Changes:
         """All that differs between A and B."""
         return self.sides.changes
+
+    @property
+    def kind(self) -> Kind:
+        """Threads wait for the processes of several trials."""
+        return "threads"
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
         """Return the figures of a trial; raises UserError where its process ends with an error."""

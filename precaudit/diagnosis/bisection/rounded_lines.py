@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.diagnosis.bisection.ddmin import Changes
 from precaudit.diagnosis.bisection.limits import Criterion
-from precaudit.diagnosis.bisection.trials import Figures
+from precaudit.diagnosis.bisection.tasks import Figures
 from precaudit.diagnosis.evidence.effects import UNLIFTED, UNNAMED
 from precaudit.diagnosis.evidence.last_call import Last
 from precaudit.diagnosis.evidence.raised_lines import BASE, TRIED, Trial
@@ -44,6 +44,11 @@ class LineTrials:
     def figure(self) -> str:
         """What its output is told by: mean KL where it is logits, else its relative distance from FP64."""
         return "kl" if self.trial.last.distributions else f"forward@{self.trial.last.output}"
+
+    @property
+    def kind(self) -> None:
+        """The program is in this process: trials are made one after another."""
+        return None
 
     def measure(self, changes: Changes, _folder: Path) -> Figures:
         """Return the figures where these lines round; raises UserError where draws do not tell them from the limit."""

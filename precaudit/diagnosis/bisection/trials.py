@@ -3,25 +3,20 @@
 import hashlib
 import os
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace as changed
-
 from precaudit.diagnosis.bisection.ddmin import Changes
-from precaudit.diagnosis.bisection.limits import Criterion, judge_figures
-from precaudit.diagnosis.bisection.records import BisectionAsked, BisectionTrial, Word
-from precaudit.errors import CannotJudge, UserError, enough_memory
+from precaudit.diagnosis.bisection.limits import Criterion
+from precaudit.diagnosis.bisection.records import BisectionAsked, BisectionTrial
+from precaudit.diagnosis.bisection.tasks import Figures, Measure, Tasks, TrialTask
+from precaudit.errors import CannotJudge, UserError
 from precaudit.recording.runs.folders import make_folder
-from precaudit.schema.records.base import Number, json_number
 from precaudit.schema.records.lines import decode_lines, encode, write_lines
 
 TRIALS, FOUND, RUNS, GOOD = "trials.jsonl", "bisect.json", "runs", "good"
-Figures = dict[str, Number]
-Measure = Callable[[Changes, Path], Figures]
 
 
 @dataclass
@@ -29,7 +24,7 @@ class Trials:
     """Makes trials and keeps them. ``measure(changes, folder)`` raises UserError where a trial cannot be told.
 
     ``base``: the figures of A, once it was measured. ``twice``: every trial is made twice, since its answer has no
-    figure that could be near a limit.
+    figure that could be near a limit. ``tasks``: what makes them, several at once.
     """
 
     asked: BisectionAsked
@@ -41,6 +36,7 @@ class Trials:
     base: Figures = field(default_factory=dict)
     kept: dict[Changes, BisectionTrial] = field(default_factory=dict)
     made: int = 0
+    tasks: Tasks = field(default_factory=Tasks)
 
     def open(self, force: bool) -> None:
         """Read what an earlier bisection of the same request left; raises UserError for one of another."""
@@ -75,15 +71,22 @@ class Trials:
 
     def run_folder(self, changes: Changes) -> Path:
         """Return the folder of a trial's run."""
-        key = hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
-        return self.folder / RUNS / {(): GOOD, self.asked.changes: "bad"}.get(changes, key)
+        return self.folder / RUNS / {(): GOOD, self.asked.changes: "bad"}.get(changes, self._key(changes))
+
+    def ahead(self, states: Sequence[Changes]) -> None:
+        """Begin with trials that are likely to be asked for, where several are made at once."""
+        self.tasks.ahead([self._task(changes) for changes in dict.fromkeys(states) if changes not in self.kept])
+
+    def _task(self, changes: Changes) -> TrialTask:
+        return TrialTask(
+            self._key(changes), changes, self.run_folder(changes), self.measure, self.criterion, self.base, self.twice
+        )
+
+    def _key(self, changes: Changes) -> str:
+        return hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
 
     def _make(self, changes: Changes) -> BisectionTrial:
-        key = hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
-        trial = BisectionTrial(key=key, changes=changes, answer="unknown", answers=())
-        trial = self._once(trial)
-        if trial.near or (self.twice and trial.answer != "unknown"):
-            trial = self._once(trial)
+        trial = self.tasks.make(self._task(changes))
         with (self.folder / TRIALS).open("ab") as f:
             f.write(encode(trial))
             f.flush()
@@ -92,23 +95,6 @@ class Trials:
         self.made += 1
         self.tell(trial)
         return trial
-
-    def _once(self, trial: BisectionTrial) -> BisectionTrial:
-        """Measure a trial once, or once more."""
-        begun, figures, why = time.perf_counter(), Figures(), ""
-        try:
-            with enough_memory():
-                figures = self.measure(trial.changes, self.run_folder(trial.changes))
-            base = self.base if trial.changes else figures
-            word, near, why = judge_figures(self.criterion, figures, base)
-        except UserError as error:
-            word, near, why = "unknown", False, str(error)
-        answers: tuple[Word, ...] = (*trial.answers, word)
-        seconds = json_number(float(trial.seconds) + time.perf_counter() - begun)
-        agreed: Word = word if len(set(answers)) == 1 else "unknown"
-        return changed(
-            trial, answer=agreed, answers=answers, figures=figures, near=near, why=why or None, seconds=seconds
-        )
 
 
 def read_trials(path: Path) -> list[Any]:

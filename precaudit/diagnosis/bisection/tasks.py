@@ -1,0 +1,101 @@
+"""Trials as tasks: made one after another, or ahead of what a search asks for, by threads or by processes."""
+
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace as changed
+
+from precaudit.diagnosis.bisection.ddmin import Changes
+from precaudit.diagnosis.bisection.limits import Criterion, judge_figures
+from precaudit.diagnosis.bisection.records import BisectionTrial, Word
+from precaudit.errors import UserError, enough_memory
+from precaudit.schema.records.base import Number, json_number
+
+Figures = dict[str, Number]
+Measure = Callable[[Changes, Path], Figures]
+Kind = Literal["threads", "processes"]  # of what makes trials at once
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """A trial that can be made anywhere. ``base``: the figures of A; ``twice``: it is made twice in any case."""
+
+    key: str
+    changes: Changes
+    folder: Path
+    measure: Measure
+    criterion: Criterion
+    base: Figures
+    twice: bool
+
+
+def make_trial(task: TrialTask) -> BisectionTrial:
+    """Make a trial: once, and once more near the limit."""
+    trial = _once(task, BisectionTrial(key=task.key, changes=task.changes, answer="unknown", answers=()))
+    return _once(task, trial) if trial.near or (task.twice and trial.answer != "unknown") else trial
+
+
+def _once(task: TrialTask, trial: BisectionTrial) -> BisectionTrial:
+    """Measure a trial once, or once more."""
+    begun, figures, why = time.perf_counter(), Figures(), ""
+    try:
+        with enough_memory():
+            figures = task.measure(task.changes, task.folder)
+        word, near, why = judge_figures(task.criterion, figures, task.base if task.changes else figures)
+    except UserError as error:
+        word, near, why = "unknown", False, str(error)
+    answers: tuple[Word, ...] = (*trial.answers, word)
+    seconds = json_number(float(trial.seconds) + time.perf_counter() - begun)
+    agreed: Word = word if len(set(answers)) == 1 else "unknown"
+    return changed(trial, answer=agreed, answers=answers, figures=figures, near=near, why=why or None, seconds=seconds)
+
+
+@dataclass
+class Tasks:
+    """Makes trials, ``jobs`` at once: those that a search will ask for next begin before it asks.
+
+    What it never asks for is made for nothing, and no record of it is left: records are those of one job.
+    """
+
+    jobs: int = 1
+    kind: Kind = "threads"
+    begun: dict[Changes, tuple[TrialTask, "Future[BisectionTrial]"]] = field(default_factory=dict)
+    pool: Executor | None = None
+
+    def ahead(self, tasks: Sequence[TrialTask]) -> None:
+        """Begin with trials; those that were begun for nothing are left out where they did not start."""
+        if self.jobs < 2:
+            return
+        wanted = {t.changes for t in tasks}
+        for changes, (_, future) in list(self.begun.items()):
+            if changes not in wanted and future.cancel():
+                del self.begun[changes]
+        for task in tasks:
+            if task.changes not in self.begun:
+                self.begun[task.changes] = task, self._executor().submit(make_trial, task)
+
+    def make(self, task: TrialTask) -> BisectionTrial:
+        """Return a trial, once it is made."""
+        found = self.begun.pop(task.changes, None)
+        return make_trial(task) if found is None else found[1].result()
+
+    def close(self) -> None:
+        """Wait for what still runs, and leave nothing of what nobody asked for."""
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+        for task, _ in self.begun.values():
+            shutil.rmtree(task.folder, ignore_errors=True)
+        self.begun.clear()
+
+    def _executor(self) -> Executor:
+        if self.pool is None and self.kind == "processes":
+            self.pool = ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn"))
+        elif self.pool is None:
+            self.pool = ThreadPoolExecutor(self.jobs, "precaudit-trial")
+        return self.pool
