@@ -434,7 +434,7 @@ def test_run_that_is_there_needs_force(altered, refuses):
 def test_a_trace_killed_while_it_replaces_a_run_locks_nobody_out(altered, monkeypatch, capfd):
     """Cut off between removing the old run and writing the new run.json, with a part of it or without."""
     again = quick("tiny", "-o", altered, "--force", "--points", "v")
-    for place in ("runs.folders.shutil.rmtree", "tracing.trace.RunWriter"):
+    for place in ("runs.folders.shutil.rmtree", "runs.several.RunWriter"):
         with monkeypatch.context() as patch:
             patch.setattr(f"precaudit.recording.{place}", Mock(side_effect=KeyboardInterrupt))
             assert run(again) == 130

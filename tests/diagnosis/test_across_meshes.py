@@ -76,7 +76,7 @@ def test_what_was_not_read_or_is_made_in_several_ways_is_unknown(runs):
     assert mesh_costs(*noting(runs / "one", lambda n: n.split)) == ()
     for change, said in (
         (lambda _: None, "unknown what it costs: the compiled program was not read"),
-        (lambda n: n.split if n.phase == "rescore" else {}, "in prefill: unknown what it costs: its programs make it"),
+        (lambda n: n.split if n.phase == "rescore" else {}, "prefill: unknown what it costs: its programs compute it"),
         (lambda n: n.split if n.phase == "decode" else {}, "in prefill and rescore: no part of it is rounded"),
     ):
         texts = [cost_text(c) for c in mesh_costs(*noting(runs / "replicated", change))]

@@ -178,7 +178,7 @@ def test_constants_in_float32_are_told_and_are_no_other_formula():
     ).cases
     assert found.answer == "same"
     assert 1e-9 < found.outputs[0].apart < 1e-6
-    assert "as constants that one of them holds in float32 leave" in found.says
+    assert "a difference that a constant in float32 may explain" in found.says
 
 
 def test_what_cannot_be_compared_is_said():

@@ -163,5 +163,5 @@ def test_what_is_told_of_counted_padding():
     (said,) = formula_notes([Rests(0, frozenset(), True, counted=frozenset({2, 5}))])
     assert said.startswith("RoPE counts the padding before sequences (2, 5 rows)")
     (said,) = formula_notes([Rests(0, frozenset(), True, passed=7)])
-    assert said.startswith("7 rows before sequences are padding, which the next entry point passes over")
+    assert said.startswith("7 rows before sequences are padding, which the next entry point skips")
     assert Before().passing_over(0) == Before()

@@ -237,7 +237,7 @@ def test_a_nan_inside_the_mlp_is_told_at_its_output(tmp_path):
     found = diagnose(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
     (finding,) = (f for f in found if f.point == "mlp_out")
     assert (finding.cause, finding.layer) == ("not finite", 0)
-    assert finding.says.startswith("1 of its rows hold NaN")
+    assert finding.says.startswith("1 of its rows have NaN")
 
 
 def test_a_finding_says_from_where_operations_were_made_again(tmp_path):
