@@ -265,9 +265,9 @@ HEAD = """# Programs that others wrote, unedited
 - *worst*: the largest local number over its limit. 1 fails; above ½ it is compared with sampled noise.
 - *ratio*: the largest forward error over the error of the program's rounding.
 - *neutral*: taps changed no bit of the outputs.
-- *textbook*: how far the program in FP64 is from its family's formulas, at the farthest point, if there is a map.
+- *reference*: how far the program in FP64 is from its family's formulas, at the farthest point, if there is a map.
 
-| program | points | segments | bit for bit | worst | ratio | neutral | verdicts | textbook | s |
+| program | points | segments | bit for bit | worst | ratio | neutral | verdicts | reference | s |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 

@@ -29,7 +29,7 @@ WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "
 @click.option("--steps", type=click.IntRange(1), metavar="N",
               help="Compare N steps of a training in A and in B, and search nothing.")  # fmt: skip
 @click.option("--members", type=click.IntRange(4), default=8, show_default=True, metavar="N",
-              help="By --steps: correct makings of A's steps that B is held to.")  # fmt: skip
+              help="By --steps: correct ways to compute A's steps that B is compared with.")  # fmt: skip
 @click.option("--policy", metavar="NAME|FILE", help="By flags, commits, versions: the policy of a model [bf16].")
 @click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
 @click.option("--most", type=click.IntRange(0), default=64, show_default=True, metavar="N",

@@ -41,7 +41,7 @@ class RolloutRun(Record, frozen=True, omit_defaults=False, tag_field="kind", tag
                 f"policy {name}", complete_policy(before.policies[name]), complete_policy(self.policies[name])
             )
         found += changed_keys("trainer", before.trainer, self.trainer)
-        found += changed_keys("drawn with", before.asked, self.asked)
+        found += changed_keys("sampled with", before.asked, self.asked)
         others = (what for what in ("prompts", "questions") if getattr(before, what) != getattr(self, what))
         return [*found, *(f"the {what} are others" for what in others)]
 

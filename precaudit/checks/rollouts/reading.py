@@ -134,7 +134,7 @@ def _values(raw: dict[str, Any], ids: tuple[int, ...], where: str) -> list[Any]:
 
 def _of(table: dict[str, Any], token: int, n: int, where: str) -> Any:
     if str(token) not in table:
-        raise UserError(f"{where}: logprobs[{n}] has no entry for token {token}, which was drawn")
+        raise UserError(f"{where}: logprobs[{n}] has no entry for token {token}, which was sampled")
     entry = table[str(token)]
     return entry.get("logprob") if isinstance(entry, dict) else entry
 

@@ -237,7 +237,7 @@ def _missing(alignment: Alignment) -> Iterator[Mistake]:
         every = (nearest_tensor(v, lost) for v in along_axes(alignment.theirs.tensors[name]))
         near = min((n for n in every if n is not None), key=lambda n: n.distance, default=None)
         beside = (
-            "" if near is None else f"; the nearest vector is of {near.tensor}, {near.distance:.2g} off (relative L2)"
+            "" if near is None else f"; the nearest vector is of {near.tensor}, relative L2 error {near.distance:.2g}"
         )
         yield Mistake("missing", "", name, f"it is nowhere in {alignment.own.label}{beside}")
 
