@@ -2,6 +2,9 @@
 
 What is kept is named by the hash of all it was computed from, the source that computed it among that, and holds the
 hash of its own bytes.
+
+``references/`` holds FP64 values, at most 4 GiB; the least recently used go first. ``xla/`` holds compiled programs,
+``numba/`` compiled functions. What is damaged is computed again, and said.
 """
 
 import hashlib

@@ -2,6 +2,10 @@
 
 A step runs the loop's body while its condition holds, and nothing after that. How many steps a program needs is counted
 by running it.
+
+What a loop decided (whether a step ran, the integers and truth values of its state) is recorded beside the points, as
+taps named ``@…``. FP64 and every emulation go on with it: the same tokens, and as many iterations, whatever their own
+floats would have chosen.
 """
 
 from collections import Counter

@@ -1,4 +1,8 @@
-"""Programs whose types carry shardings (meshes with explicit axes), as one device makes them: values are the same."""
+"""Programs whose types carry shardings (meshes with explicit axes), as one device makes them: values are the same.
+
+FP64 and emulations bring values of their own, whose types would not fit. So shardings are stripped from every equation,
+what only moves values between devices is dropped, and shard_map stays on its mesh, its axes automatic.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

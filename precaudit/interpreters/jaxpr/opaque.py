@@ -1,4 +1,8 @@
-"""What has no FP64 meaning in a program: its results are left blank, and which taps are made of them is known."""
+"""What has no FP64 meaning in a program: its results are left blank, and which taps are made of them is known.
+
+Points that such a result reaches are unknown, in the segments that read it and in FP64 of the whole program. The others
+are judged.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,9 @@
-"""A run that was cut off: what is written whole of it, batch by batch, and whether it is the one that is asked for."""
+"""A run that was cut off: what is written whole of it, batch by batch, and whether it is the one that is asked for.
+
+The unit is a batch of prompts with all its phases, since decode continues a cache. ``batches.jsonl`` has a line for
+each batch that is written whole, with the hashes of its lines. On resuming these and every tensor's hash are checked.
+What follows the last whole batch is deleted and recorded again.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

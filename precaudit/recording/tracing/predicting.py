@@ -1,4 +1,9 @@
-"""A program as a TPU that is not here would run it: compiled for it, the compiled text run on a CPU as it rounds."""
+"""A program as a TPU that is not here would run it: compiled for it, the compiled text run on a CPU as it rounds.
+
+Taps may change what the compiler does. So a run keeps the counts of products without taps and with them, the points
+whose precision differs (``unknown``, kind neutrality), and by how much outputs change where bfloat16 results inside
+fusions are not rounded. docs/tpu.md says what this rests on.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

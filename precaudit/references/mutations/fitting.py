@@ -1,4 +1,8 @@
-"""Formulas with one free number: the number is taken from the recorded values, and said with what is nearest to it."""
+"""Formulas with one free number: the number is taken from the recorded values, and said with what is nearest to it.
+
+The fewest digits that close as well are taken. A fitted number replaces an exact formula only if it leaves a quarter or
+less of what that leaves.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,8 @@
-"""What is tried of a call's places that do not close: layers, ways, inputs, in that order, until nothing is left."""
+"""What is tried of a call's places that do not close: layers, ways, inputs, in that order, until nothing is left.
+
+One layer of a scan is tried before the others, and what closed one before all else. Inputs are read as they were before
+they were rounded; then other ways are tried; then some inputs so and others as recorded.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

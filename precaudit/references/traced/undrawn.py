@@ -1,4 +1,7 @@
-"""A local record's numbers under the least noise there is, one rounding of its format, in one pass over memory."""
+"""A local record's numbers under the least noise there is, one rounding of its format, in one pass over memory.
+
+What closes under it with a tenth of every limit to spare needs no noise sampled: more noise would fail no record.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
