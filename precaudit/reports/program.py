@@ -55,7 +55,7 @@ def program_report(
     found, said = rows(opened, errors), tuple(program_sentences(opened, errors))
     order = sorted(range(len(found)), key=lambda i: _weight(found[i]))
     kept = sorted(order[: None if every else SHOWN])
-    title = "The largest of each point: local, one segment on its recorded inputs; forward, the whole program"
+    title = "The largest of each point: local, one operation on its recorded inputs; forward, the whole program"
     left = ("point", "format", "verdicts", "at")
     rest = len(found) - len(kept)
     more = (f"and {rest} more points, which pass (--all shows them)",) if rest else ()
