@@ -16,7 +16,7 @@ def align(own: Any, theirs: Any, *, points: bool = False, progress: Telling = No
     """Return which parameters of ``own`` are which tensors of ``theirs``, found by values.
 
     Each: a Program, ``FILE.py:NAME``, a checkpoint as ``trace`` takes it, or a tree of arrays of floats.
-    ``points``: also which points of a Program are which of the model's textbook, for which it is run.
+    ``points``: also which points of a Program are which of the model's reference, for which it runs.
     ``progress=True`` shows a bar.
 
     Raises UserError for what cannot be opened, CannotJudge where nothing is common or a value is NaN.

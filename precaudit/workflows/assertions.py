@@ -39,10 +39,10 @@ def assert_close(
     ``candidate``: a float array of NumPy or JAX, [D], [T, D] or [T, H, K] (further leading axes are tokens too). Its
     dtype is the output's format; float32 or float64 values that the policy's narrower activations can all represent
     count as that format stored wider.
-    ``reference``: an FP64 array, and nothing but rounding it once is honest noise; or a callable, evaluated on
+    ``reference``: an FP64 array, and only rounding it once is noise; or a callable, evaluated on
     ``inputs`` widened to FP64: then so is what float32 arithmetic does to exact inputs. ``perturbed``: the candidate
     rounds inside to the policy's activations, or its inputs were rounded: relative changes of the inputs by one unit
-    roundoff of that format are honest noise too. The limits are those of local errors (docs/numerics.md). ``axes``:
+    roundoff of that format are noise too. The limits are those of local errors (docs/numerics.md). ``axes``:
     what the axes are called in the message, such as ``("batch", "token", "head", "channel")``. Raises TypeError for
     what cannot be compared.
 
@@ -200,7 +200,8 @@ def assert_gradients_close(
 ) -> None:
     """Raise AssertionError unless rounding explains a kernel's and its reference's outputs and gradients.
 
-    Arguments are those of ``precaudit.gradcheck``. The message says which side is off, by how much, and what makes it.
+    Arguments are those of ``precaudit.gradcheck``. The message says which side is wrong, by how much, and what explains
+    it.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np

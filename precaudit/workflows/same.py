@@ -33,7 +33,7 @@ def same(
     """Return whether two programs are one formula: in FP64, and then what rounding does to each, or where they part.
 
     ``one``, ``other``: Programs, ``FILE.py:NAME``, or either with the entry point that is meant,
-    ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. Outputs of one name are held against
+    ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. Outputs of one name are compared with
     each other row by row, a call's after those of the call before. ``other`` may be a file or folder of tensors that
     another framework wrote of the same case, .npz or .safetensors: each is looked for among FP64 values of ``one``.
     Either may be a watched run, whose command is run again.

@@ -78,7 +78,7 @@ def watch(
     NAME:FILE of the jitted function whose calls are recorded; ``calls``: which, ``"0,2:4"``, ``"-1"`` the last (None:
     the first of every shape). ``output``: the folder of the run; a folder in it for each where they are several.
     ``layers``, ``points``, ``positions`` (of the calls that are recorded): filters, as of ``trace``; ``most``: bytes
-    that may be recorded, ``"8GB"``; ``model``: whose textbook they are held against, as ``compare`` takes it;
+    that may be recorded, ``"8GB"``; ``model``: whose reference they are compared with, as ``compare`` takes it;
     ``diagnose``: runs that fail are diagnosed, too. ``folder``: where it is run (None:
     here); ``aside``: its output goes to stderr.
 

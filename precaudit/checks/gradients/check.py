@@ -66,8 +66,8 @@ def gradcheck(
     ``inputs``: the arguments of both, or a function of a seed (and, if it takes one, of a float format's name) that
     returns them or several of them by name. ``argnums``: which are differentiated (default: all that hold floats
     alone; where none is, outputs alone are judged). ``exact``: the formula on FP64 arrays; else the reference's own,
-    traced on float32 inputs and lifted. ``hostile``: with inputs made from the first ones that kernels fail on. The
-    kernel is never lifted: it is run.
+    traced on float32 inputs, in FP64. ``hostile``: with inputs made from the first ones that kernels fail on. The
+    kernel is never evaluated in FP64: it runs.
     Raises UserError for what cannot be differentiated or does not fit.
     """
     sides = Sides(kernel, reference, exact, argnums)

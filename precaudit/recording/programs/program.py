@@ -54,8 +54,8 @@ class Program(Brief):
     ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
     error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your own for
     automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats that it
-    means to compute in, by the name of a policy, its file or itself: what a names map shows is held to them.
-    ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the textbook has its tensors,
+    means to compute in, by the name of a policy, its file or itself: what a names map shows is compared with them.
+    ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the reference has its tensors,
     and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a call's in
     order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or one
     (None: they count on from call to call; a later entry point goes on where the one before ended, or begins anew where
