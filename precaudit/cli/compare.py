@@ -15,6 +15,7 @@ from precaudit.cli._options import (
     selection_of_filters,
     selection_options,
 )
+from precaudit.cli._sketching import compare_sketched
 
 FILTERS = ("layers", "points", "phases", "prompt")
 OF_PROGRAM = ("program", "reference", "names", "config")
@@ -108,9 +109,11 @@ def command(
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """
+    from precaudit.errors import UserError
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.opening import kind_of
     from precaudit.recording.runs.programs import Opened
+    from precaudit.recording.runs.sketched import is_sketched
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.workflows.several import runs_in
 
@@ -124,6 +127,11 @@ def command(
     if against is None and runs_in(run):
         check("runs")
         return _policies(run, options, no_cache, as_json)
+    if is_sketched(run):
+        if against is None:
+            raise UserError(f"{run} keeps no tensors: compare it with another such run (precaudit compare {run} RUN)")
+        leave_out(context, (*LEFT_OUT["pair"][1], "accum"), f"{run} keeps no tensors")
+        return compare_sketched(run, against, as_json)
     kind = kind_of(run)
     if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
         check("pair")

@@ -11,6 +11,8 @@ import click
 
 from precaudit.cli._hosts import NAMES, hosts_options
 from precaudit.cli._options import deliver, given_options, leave_out, progress_bar, say, selection_options
+from precaudit.cli._sketching import NAMES as SKETCHED
+from precaudit.cli._sketching import sketch_of_model, sketch_options
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
               help="Of a program: its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
+@sketch_options
 @hosts_options
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
@@ -77,6 +80,7 @@ def command(
     repeat: Path | None,
     force: bool,
     resume: bool,
+    sketch: int | None,
 ) -> int:
     """Run SUBJECT and record it.
 
@@ -100,7 +104,7 @@ def command(
 
     if is_reference(subject):
         return _program(
-            context, subject, output, rename, layers, points, prompt, phases, positions, force, device, strict
+            context, subject, output, rename, layers, points, prompt, phases, positions, force, device, strict, sketch
         )
     if rename is not None or taps != "both":
         raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
@@ -116,6 +120,8 @@ def command(
     name = chosen[0].name if len(chosen) == 1 else "policies"
     folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{name}"
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
+    if sketch is not None:
+        return sketch_of_model(context, subject, folder, source, select, chosen, sketch)
     with (
         progress_bar("loading JAX") as advance,
         _on_interrupt([folder] if len(chosen) == 1 else _folders(chosen, folder)),
@@ -209,7 +215,7 @@ def _deliver_recorded(found: Sequence[Any]) -> None:
 def _program(
     context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None,
     points: str | None, cases: str | None, phases: str | None, positions: str | None, force: bool, device: str,
-    strict: bool,
+    strict: bool, sketch: int | None,
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
@@ -238,7 +244,7 @@ def _program(
         "resume",
         "strict",
     }
-    itself |= {*NAMES, "taps", "policy", "settings", *({"device"} if target else ())}
+    itself |= {*NAMES, *SKETCHED, "taps", "policy", "settings", *({"device"} if target else ())}
     other = [name for name in given_options(context) if name not in itself]
     leave_out(context, other, "a program says itself what it runs on")
     program = load_program(reference) if rename is None else rename_points(load_program(reference), rename)
@@ -255,7 +261,7 @@ def _program(
         entries = None if phases is None else names_in(phases, "entry point")
         run = trace_program(
             program, folder, reference, force, called, advance, chosen, target, strict, taps, asked, positions, entries,
-            context.params["resume"],
+            context.params["resume"], sketch,
         )  # fmt: skip
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
@@ -268,7 +274,7 @@ def _program(
         say("note: the compiler may leave out roundings that the program declares (--strict: with all of them)")
     say(
         f"{folder}: {len(r.judged_points)} {points_text(r)} points, {len(r.cases)} cases of {r.every_calls}, "
-        f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
+        f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
     )
     return 0
 

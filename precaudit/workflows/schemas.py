@@ -26,6 +26,7 @@ from precaudit.reports.sweep import SweepRow
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord, ProbeRecord
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
+from precaudit.schema.records.sketches import SketchRecord
 
 FILES = {
     "run.json": RunRecord,
@@ -45,6 +46,7 @@ FILES = {
     "compared.json": Compared,
     "dump.json": DumpRun,
     "same.jsonl": Sameness,
+    "sketches.jsonl": SketchRecord,
     "sweep.jsonl": SweepRow,
     "trials.jsonl": BisectionAsked | BisectionTrial,
     "bisect.json": Bisection,

@@ -22,7 +22,7 @@ ASKED = {
     "asked": "--points", "renamed": "the names of points", "loops": "the iterations of loops", "policy": "the policy",
     "origin": "the checkpoint of the weights", "device": "the device", "versions": "the versions of libraries",
     "entry": "the entry points", "tokens": "the input of tokens", "start": "the input of positions",
-    "processes": "the processes",
+    "processes": "the processes", "sketch": "--sketch",
 }  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def cut_off(folder: Path) -> tuple[int, int] | None:
 def _files(folder: Path, held: ProgramRun, case: str) -> Iterator[str]:
     """Yield the files that a case's calls are in."""
     for one in Opened(folder, held).entries:
-        for call, kind in product(range(one.record.calls), ("taps", "inputs", "outputs")):
+        kinds = ("taps", "inputs", "outputs") if held.sketch is None else ("taps",)
+        for call, kind in product(range(one.record.calls), kinds):
             yield file_name(one.record, case, call, kind)
 
 

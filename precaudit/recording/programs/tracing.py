@@ -16,7 +16,8 @@ from precaudit.errors import UserError, enough_memory
 from precaudit.interpreters.gpu import units as gpu
 from precaudit.interpreters.jaxpr.bounded import MORE
 from precaudit.interpreters.jaxpr.keys import on_host
-from precaudit.interpreters.jaxpr.sites import STATE
+from precaudit.interpreters.jaxpr.sites import STATE, unique_names
+from precaudit.interpreters.jaxpr.sketches import with_sketches
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import Which, capturing
 from precaudit.interpreters.tpu import units as tpu
@@ -64,7 +65,7 @@ def trace_program(
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
     target: Target | None = None, strict: bool = False, taps: Which | None = None,
     asked: Collection[str] | None = None, positions: str | None = None, phases: Collection[str] | None = None,
-    resume: bool = False,
+    resume: bool = False, sketch: int | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
@@ -75,7 +76,8 @@ def trace_program(
     of the points that are judged (None: all); what these are judged by is recorded as their support. ``phases``: the
     entry points that are recorded (None: all); those before are run alone. ``positions``: of which calls of one entry
     point (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came before.
-    ``resume``: go on with a run that was cut off; the cases that it holds whole are not run again.
+    ``resume``: go on with a run that was cut off; the cases that it holds whole are not run again. ``sketch``: keep no
+    tensors, and of each what the program makes of it (``interpreters/jaxpr/sketches.py``), with so many projections.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
@@ -88,7 +90,7 @@ def trace_program(
     writer.hosts.agree("what is traced", {"the folder -o": str(folder), **code})
     held = [entry_run(x, layers) for x in kept]
     writer.hosts.agree("the program", {f"the parameters of {x.entry}": x.weights for x in held})
-    size = sum(map(size_of, kept, held))
+    size = 0 if sketch is not None else sum(map(size_of, kept, held))
     first, *then = held
     if writer.hosts.first:
         check_space(folder, len(program.cases) * size + (1 << 20), "give smaller inputs or fewer steps")
@@ -105,7 +107,8 @@ def trace_program(
             *(() if target is None else assumptions(target)),
         ),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
-        processes=devices_of_processes(), **{name: getattr(first, name) for name in first.__struct_fields__},
+        processes=devices_of_processes(), sketch=sketch,
+        **{name: getattr(first, name) for name in first.__struct_fields__},
     )  # fmt: skip
     if resume:
         record = manifest_to_resume(folder, record, strict)
@@ -114,7 +117,7 @@ def trace_program(
     writer.begin()
     done = _record(_Running(program, planned, record, target, strict), writer, tell)
     writer.finish(msgspec.structs.replace(done, finished=_now()))
-    return open_program_run(folder)
+    return open_program_run(folder, sketch is not None)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,13 @@ class _Running:
         bare = jit_for(one.program.call, self.target, self.strict)
         if one.made is None:
             return bare, bare
-        return jit_for(capturing(one.made, self.record.layers), self.target, self.strict), bare
+        captured, n = capturing(one.made, self.record.layers), self.record.sketch
+        if n is not None:
+            stacked = {
+                name: len(s.stacked) for name, s in zip(unique_names(one.made.sites), one.made.sites, strict=True)
+            }
+            captured = with_sketches(captured, one.program.named_outputs, stacked, n)
+        return jit_for(captured, self.target, self.strict), bare
 
 
 def _record(run: _Running, writer: CallWriter, tell: Advance) -> ProgramRun:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
+from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
 from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest, write_tensors
 from precaudit.recording.runs.shards import check_shared, note_shard, remove_shards
@@ -33,18 +35,23 @@ class CallWriter:
         self, record: ProgramRun, at: tuple[str, int], inputs: Any, held: Any, named: Mapping[str, Any]
     ) -> dict[str, str]:
         """Write what a call holds; return the hash of each file that is whole."""
+        if record.sketch is not None:
+            return self._write(file_name(record, *at, "taps"), sketched(inputs, held))
         outputs = {p.name for p in record.outputs}
-        hashes = {}
+        hashes = dict[str, str]()
         named = {n: x for n, x in named.items() if n in outputs}
         for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
-            name = file_name(record, *at, kind)
-            if self.hosts.several:
-                self._write_parts(name, tensors)
-                continue
-            arrays = {k: np.asarray(on_host(x), order="C") for k, x in tensors.items()}
-            hashes[name], nbytes = write_tensors(self.folder, name, arrays)
-            self.bytes += nbytes
+            hashes |= self._write(file_name(record, *at, kind), tensors)
         return hashes
+
+    def _write(self, name: str, tensors: Mapping[str, Any]) -> dict[str, str]:
+        if self.hosts.several:
+            self._write_parts(name, tensors)
+            return {}
+        arrays = {k: np.asarray(on_host(x), order="C") for k, x in tensors.items()}
+        digest, nbytes = write_tensors(self.folder, name, arrays)
+        self.bytes += nbytes
+        return {name: digest}
 
     def _write_parts(self, name: str, tensors: Mapping[str, Any]) -> None:
         first, below = self.hosts.first, name.removeprefix(f"{TENSORS}/")
@@ -86,6 +93,16 @@ class CallWriter:
         if self.hosts.first:
             remove_shards(self.folder)
         self.hosts.share("the end of the run")
+
+
+def sketched(inputs: Any, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays that are kept of a call in place of its tensors: of points their parts, of tokens a hash."""
+    found = {f"{name}/{part}": x for name, of in held.items() if isinstance(of, dict) for part, x in of.items()}
+    for i, x in _leaves(inputs).items():
+        if jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            digest = bytes.fromhex(tensor_hash(on_host(x)).partition(":")[2])
+            found[f"inputs/{i}"] = np.frombuffer(digest, np.uint8)
+    return found
 
 
 def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:

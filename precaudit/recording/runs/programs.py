@@ -115,7 +115,8 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     padding, as the program says.
     ``entry``: the first entry point that is recorded, ``then``: those after it. ``before``: of one of these by itself
     (``Opened.entries``), how many calls of a case lie in files before its own. ``watched``: the command whose calls
-    these are. ``processes``: the devices that each of several processes held; empty of one.
+    these are. ``processes``: the devices that each of several processes held; empty of one. ``sketch``: no tensors are
+    kept but what ``interpreters/jaxpr/sketches.py`` makes of them, with so many projections; None: tensors.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -154,6 +155,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     before: Count = 0
     watched: WatchedCommand | None = None
     processes: tuple[tuple[Index, ...], ...] = ()
+    sketch: Count | None = None
 
     @property
     def phase(self) -> str:
@@ -298,13 +300,16 @@ def is_program_run(folder: Path | str) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
-def open_program_run(folder: Path | str) -> Opened:
-    """Open a run of a program; raises UserError for what is none, was cut off, or is newer than us."""
+def open_program_run(folder: Path | str, sketched: bool = False) -> Opened:
+    """Open a run of a program, or of sketches; raises UserError for what is none, was cut off, or is newer than us."""
     path = Path(folder) / MANIFEST
     record = read_record(path, ProgramRun, "a program's run")
     if record.finished is None:
         lost = missing_shards(Path(folder), record.processes)
         raise UserError(f"{folder}: this run was cut off before it finished{f' ({lost})' if lost else ''}; trace again")
+    if (record.sketch is None) == sketched:
+        other = f"no tensors: compare it with another such run (precaudit compare {folder} RUN)"
+        raise UserError(f"{folder} keeps {'tensors, and no sketches: trace with --sketch' if sketched else other}")
     every: tuple[ProgramRun | EntryRun, ...] = (record, *record.then)
     if not record.cases or not all(x.points for x in every) or record.before:
         raise UserError(f"{path}: a run has at least one case and one point; it was altered")

@@ -1,0 +1,107 @@
+"""What is kept of a value in place of it, computed inside the program: sums, maxima, hashes, seeded projections (JAX).
+
+The projections of a value x are y = S x, each a sum of some elements under signs S that depend on places alone: ‖y‖²
+has the mean ‖x‖², and the difference of two values' projections has that of their difference (Charikar, Chen and
+Farach-Colton 2002). Of n projections ‖y‖ is off by 1/√(2n) of ‖x‖, one standard deviation.
+"""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from precaudit.errors import UserError
+from precaudit.numbers.row_hashes import SEEDS, odd
+
+SIGNS = (0xC2B2AE3D, 0x27D4EB2F)  # seeds: of rows, of channels
+LEAST, MOST = 8, 4096
+Sketch = dict[str, jax.Array]
+
+
+def check_projections(n: int) -> None:
+    """Raise UserError where ``n`` is no number of projections that can be made; 0: none."""
+    if n and (n < LEAST or n > MOST or n & (n - 1)):
+        raise UserError(f"--sketch {n}: a power of two from {LEAST} to {MOST:,}")
+
+
+def with_sketches(
+    captured: Callable[..., Any], named: Callable[[Any], dict[str, Any]], stacked: dict[str, int], n: int
+) -> Callable[..., Any]:
+    """Return a capturing program whose taps are sketches; ``named`` gives outputs that are sketched as well.
+
+    ``stacked``: of each point, how many axes in front count steps of scans.
+    """
+
+    def run(*given: Any) -> Any:
+        out, taps = captured(*given)
+        found = {k: sketch_array(x, stacked[k], n) if k in stacked else x for k, x in taps.items()}
+        return out, found | {k: sketch_array(x, 0, n) for k, x in named(out).items()}
+
+    return run
+
+
+def sketch_array(x: jax.Array, stacked: int, n: int) -> Sketch:
+    """Return what is kept of an array; of each step that it is stacked over by itself."""
+    steps = x.reshape(prod(x.shape[:stacked]), *x.shape[stacked:])
+    if len(steps) == 1:
+        return {name: part[None] for name, part in _sketch(steps[0], n).items()}
+    return lax.map(partial(_sketch, n=n), steps)  # one after another: XLA:CPU reduces batches element by element
+
+
+def grid_of(shape: Collection[int]) -> tuple[int, int, int]:
+    """Return rows, heads and width of a value: its first axes, its last but one, its last; a batch of one is none."""
+    axes = list(shape)[1:] if len(shape) > 2 and next(iter(shape)) == 1 else list(shape)
+    if len(axes) < 2:
+        return 1, 1, prod(axes)
+    return (axes[0], 1, axes[1]) if len(axes) == 2 else (prod(axes[:-2]), axes[-2], axes[-1])
+
+
+def _sketch(x: jax.Array, n: int) -> Sketch:
+    rows, heads, width = grid_of(x.shape)
+    flat = x.reshape(rows * heads, width)
+    bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    wide = flat.astype(jnp.float32)
+    held = jnp.where(jnp.isfinite(wide), wide, 0)
+    sums, squares = held.sum(1).reshape(rows, heads), (held * held).sum(1)
+    most = jnp.max(jnp.abs(held), axis=1, initial=0).reshape(rows, heads)
+    nan = jnp.isnan(wide).astype(jnp.float32).sum(1).reshape(rows, heads)
+    inf = jnp.isinf(wide).astype(jnp.float32).sum(1).reshape(rows, heads)
+
+    def over(axis: int) -> jax.Array:
+        """Return the sum, the largest size and how many are not finite, of each row or head."""
+        return jnp.stack([sums.sum(axis), most.max(axis), (nan + inf).sum(axis)], axis=-1)
+
+    found = {
+        "rows": over(1), "heads": over(0), "hashes": _hashes(bits, rows),
+        "size": jnp.stack([jnp.sqrt(squares.sum()), most.max()]), "counts": jnp.stack([nan.sum(), inf.sum()]),
+    }  # fmt: skip
+    return found | {"projections": _projections(held, n)} if n else found
+
+
+def _hashes(bits: jax.Array, rows: int) -> jax.Array:
+    """Return the hashes [rows, 2], as ``numbers/row_hashes.py`` takes them."""
+    every = bits.reshape(rows, -1).astype(jnp.uint32)
+    place = jnp.arange(1, every.shape[1] + 1, dtype=jnp.uint32)
+    return jnp.stack([jnp.sum(every * odd(place, seed), axis=1, dtype=jnp.uint32) for seed in SEEDS], axis=-1)
+
+
+def _projections(x: jax.Array, n: int) -> jax.Array:
+    """Return the projections of rows [rows, width].
+
+    Each block of n channels lies one place further on than the one before, for which it is padded by one; and a row has
+    an odd number of blocks, so that one channel of n rows comes to n places.
+    """
+    rows, width = x.shape
+    own, channels = (odd(jnp.arange(1, m + 1, dtype=jnp.uint32), seed) for m, seed in zip(x.shape, SIGNS, strict=True))
+    signed = jnp.where(own[:, None] * channels >> 31 == 1, -x, x)
+    if (several := n // width) > 1:  # rows that are shorter lie one after another
+        signed = jnp.pad(signed, ((0, -rows % several), (0, 0))).reshape(-1, several * width)
+        rows, width = signed.shape
+    blocks = -(-width // n)
+    cut = jnp.pad(signed, ((0, 0), (0, blocks * n - width))).reshape(rows, blocks, n)
+    shifted = jnp.pad(cut, ((0, 0), (0, 1 - blocks % 2), (0, 1))).reshape(-1)
+    return jnp.pad(shifted, (0, -len(shifted) % n)).reshape(-1, n).sum(0)
