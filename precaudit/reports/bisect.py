@@ -11,6 +11,7 @@ from precaudit.schema.records.base import Number, value
 BESIDE = ("kl", "flips")  # figures that a row shows beside the one that the test is about
 SHOWN = 12  # changes that a row names
 HEADS = {"cause": "B's changes", "cure": "as in A", "first": "up to"}  # what a row names of a trial
+HLO = "compiled: operations that differ in number; of that line, or of the whole where the line is the same."
 KEY = ("times: how often a trial ran; s: seconds of all of them",)
 PROOFS = {
     "smallest": "no smaller set does",
@@ -35,7 +36,7 @@ def bisect_report(found: Bisection, trials: Sequence[BisectionTrial], folder: st
         Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}{_proof(found)}."),
         (
             Section("What was asked", facts=facts), Section("Trials", tables=(table,), lines=KEY),
-            Section("Where they part", lines=_parting(found), tables=(_compiled(found),)),
+            Section("Where they part", lines=_parting(found), tables=_compiled(found)),
         ),
         notes=tuple(f"note: {n}" for n in found.notes),
         ending=(f"Trials: {folder}/trials.jsonl; what was found: {folder}/bisect.json",), command="bisect",
@@ -52,14 +53,14 @@ def _parting(found: Bisection) -> tuple[str, ...]:
     at = f"{p.point} ({p.source})" if p.source else p.point
     said = f"Records part first at {at}, {p.where}{layer}: {short(p.size, '')} of its size."
     if found.hlo:
-        return (said,)
-    return (said, "The compiled programs are the same there: what runs them differs, or what they read.")
+        return (said, HLO)
+    return (said, "The compiled programs are the same: what runs them differs, or what they read.")
 
 
-def _compiled(found: Bisection) -> Table:
+def _compiled(found: Bisection) -> tuple[Table, ...]:
     """Return a row an operation of which the compiled programs of both states have not the same number."""
     rows = tuple((x.what, str(x.good), str(x.bad)) for x in found.hlo)
-    return Table("", ("compiled there", "good", "bad"), rows, ("compiled there",))
+    return (Table("", ("compiled", "good", "bad"), rows, ("compiled",)),) if rows else ()
 
 
 def _proof(found: Bisection) -> str:
