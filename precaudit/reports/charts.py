@@ -88,11 +88,12 @@ def heat_map(
     palette: Palette = LIGHT,
     found: Sequence[Cell] | None = None,
     legend: bool = True,
+    order: Sequence[str] | None = None,
 ) -> "alt.Chart":
     """Return layer × point: ``local``, ``formula``: the worst number over its limit, ``forward``: the largest ratio.
 
     A click selects a cell (``picked``, its place among ``found``: the cells of ``errors`` unless given); the one that
-    is worst is selected at first.
+    is worst is selected at first. ``order``: of points; as the program makes them unless given.
     """
     alt = altair_of()
     shown = cells(errors, kind) if found is None else found
@@ -103,7 +104,10 @@ def heat_map(
         axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False),
     )  # fmt: skip
     y = alt.Y(
-        "point:N", sort=program_order(shown), title=None, axis=alt.Axis(labelLimit=150, domain=False, ticks=False)
+        "point:N",
+        sort=list(order or program_order(shown)),
+        title=None,
+        axis=alt.Axis(labelLimit=150, domain=False, ticks=False),
     )
     names, colours = bands(kind), [*palette.cool, *palette.hot, palette.none]
     key = alt.Legend(orient="top", columns=5, symbolType="square", title=TITLES[kind]) if legend else None

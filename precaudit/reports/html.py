@@ -9,7 +9,7 @@ from typing import Any
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
-from precaudit.reports.cells import Cell, first_map, map_cells, story, weight
+from precaudit.reports.cells import Cell, first_map, map_cells, program_order, story, weight
 from precaudit.reports.diagnosis import findings_section, shares_text
 from precaudit.reports.digits import short
 from precaudit.reports.escaping import escape_html, script
@@ -139,10 +139,12 @@ def _chart(name: str, heading: str, made: Any, says: str = "", width: int = 1120
 
 
 def _maps(shown: Mapping[str, Sequence[Cell]]) -> Iterator[Chart]:
+    order = program_order([c for its in shown.values() for c in its])  # of all maps, so that each has the same
     for kind, (name, says) in MAPS.items():
         if shown[kind]:
             width = min(1120, 150 + 72 * len({c.layer for c in shown[kind]}))
-            yield _chart(kind, name, charts.heat_map((), kind, THEMED, shown[kind], legend=False), says, width)
+            made = charts.heat_map((), kind, THEMED, shown[kind], legend=False, order=order)
+            yield _chart(kind, name, made, says, width)
 
 
 def _verdict(found: Gathered) -> Headline:

@@ -227,6 +227,8 @@ def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
     page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula])))
     assert page.data["first"]["formula"] == 0
     assert {"local", "forward", "formula"} <= set(page.data["charts"])
+    orders = [page.data["charts"][kind]["layer"][0]["encoding"]["y"]["sort"] for kind in ("local", "formula")]
+    assert orders[0] == orders[1]
     chosen = page.data["charts"]["formula"]["params"][0]["value"]
     assert chosen == [{"cell": 0}]
 

@@ -158,7 +158,7 @@ def test_a_program_s_run_by_the_same_keys(program_run):
             assert "1 case, 1 call" in screen(sitting)[0]
             await press(pilot, "enter")
             told = "\n".join(screen(sitting))
-            assert re.search(r"made by +\S*conftest.py:\d+", told)
+            assert re.search(r"line +\S*conftest.py:\d+", told)
             assert re.search(r"token \d", told)
             assert BAD not in told
             await press(pilot, "escape", "x")

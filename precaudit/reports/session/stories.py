@@ -25,7 +25,7 @@ Told = list[tuple[str, str]]
 
 def first_lines(run: Recalled, cell: Cell, causes: Sequence[str]) -> Told:
     """Return what is known of a cell at once, as (label, text); ``causes``: what diagnosis says of it."""
-    told = [(label, text) for label, text in story(cell) if label != "made by"]
+    told = [(label, text) for label, text in story(cell) if label != "line"]
     said = [("cause", text) for text in causes]
     return [(told[0][0], f"{cell.mark} {told[0][1]}"), *said, *told[1:], *_made_by(run, cell.point)]
 
@@ -65,7 +65,7 @@ def _made_by(run: Recalled, point: str) -> Iterator[tuple[str, str]]:
         file, _, line = place.rpartition(":")
         code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
         if place:
-            yield "made by", f"{place}: {code}" if code else place
+            yield "line", f"{place}: {code}" if code else place
     elif point in POINTS and POINTS[point].inputs:
         yield "made of", ", ".join(POINTS[point].inputs)
 
