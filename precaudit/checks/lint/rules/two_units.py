@@ -33,7 +33,7 @@ RULE = Rule(
     "tpu",
     "One product, two precisions",
     "The same product takes one bfloat16 pass in one phase and float32 on the vector unit in another.",
-    "an explicit precision: --set matmul=highest makes both float32",
+    "an explicit precision: --set matmul=highest gives float32 in both",
     "the compiled program's text and its machine-level dump",
     check,
 )
