@@ -181,7 +181,7 @@ def loop_lines() -> Iterator[Line]:
     for batch in BATCHES:
         made, taken, kinds = profiled(subject, batch)
         for loop in ("python", "while"):
-            memory = made.programs[loop].call.memory_analysis()  # type: ignore[attr-defined]
+            memory = made.programs[loop].compiled.memory_analysis()
             note = f"{memory.alias_size_in_bytes / 1e6:.0f} MB of state and cache taken over"
             yield Line(f"bf16, batch {batch}, {loop}: temporaries", memory.temp_size_in_bytes / 1e6, "MB", note=note)
         name, ms = next((name, ms) for name, ms in taken.most_common() if kinds[name] == "moves")

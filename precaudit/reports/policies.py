@@ -25,7 +25,8 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     ``local``: the largest local error, at ``where``; ``excess``: the number of any that is farthest over its limit, in
     units of it; ``explained`` of ``operations`` local errors are rounding. ``logits``: the largest forward error;
     ``kl``: the largest KL from FP64; ``flips`` of ``positions`` have another top-1 than FP64, ``flip`` is the first.
-    ``besides``: what makes its errors besides rounding, and is meant.
+    ``besides``: what makes its errors besides rounding, and is meant. ``stored_kl``: of integer weights, the largest KL
+    from FP64 of the weights as they are stored.
     """
 
     policy: str
@@ -43,6 +44,7 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     excess: Number | None = None
     flip: str = ""
     besides: str = ""
+    stored_kl: Number | None = None
 
 
 def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
@@ -95,6 +97,10 @@ KEY = (
 )
 
 
+STORED_KL = "KL, stored"  # the column of ``stored_kl``
+STORED = "KL, stored: the largest KL from FP64 of the weights as they are stored, of a policy with integer weights"
+
+
 def row_texts(row: PolicyRow) -> tuple[str, ...]:
     """Return a row as text."""
     if row.why is not None:
@@ -116,9 +122,13 @@ def policy_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
 
 def policies_report(rows: Sequence[PolicyRow], folder: str, said: Sequence[str] = ()) -> Report:
     """Return the report of runs under several policies; ``said``: what differs between them."""
-    section = Section(
-        tables=(policy_table(COLUMNS, [row_texts(r) for r in rows]),), lines=(*KEY, *(f"- {x}" for x in said))
-    )
+    columns, texts, key = list(COLUMNS), [list(row_texts(r)) for r in rows], list(KEY)
+    if any(r.stored_kl is not None for r in rows):
+        at, key = columns.index("KL") + 1, [*KEY, STORED]
+        columns.insert(at, STORED_KL)
+        for row, r in zip(texts, rows, strict=True):
+            row.insert(at, short(r.stored_kl, ""))
+    section = Section(tables=(policy_table(columns, texts),), lines=(*key, *(f"- {x}" for x in said)))
     return Report(
         _verdict_on(rows, folder), (section,), ending=("Records and a report are beside each run",), records=rows
     )

@@ -1,6 +1,6 @@
 """A sweep in a terminal and as a picture: a row a policy, and the front of those worth having."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite, log10
 from pathlib import Path
@@ -21,7 +21,7 @@ from precaudit.reports.charts import (
 from precaudit.reports.digits import digits, short
 from precaudit.reports.escaping import terminal_line
 from precaudit.reports.fitting import Table
-from precaudit.reports.policies import PolicyRow, all_explained
+from precaudit.reports.policies import STORED, STORED_KL, PolicyRow, all_explained
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.rollout_charts import svg
 from precaudit.schema.graphs.decoder import LOGITS
@@ -34,6 +34,7 @@ class SweepRow(Record, frozen=True, omit_defaults=False):
     ``prefill_ms``: milliseconds a prompt token, ``decode_ms`` a drawn token, ``prefill_ratio`` and ``decode_ratio``
     over the first policy's, medians of rounds; ``memory``: bytes. ``k3_kl``, ``abs_diff_max``: what was drawn against
     the policy's own prefill. ``predicted``: the largest forward error of logits that a TPU is predicted to make.
+    ``rounds``: how many the medians are of; ``decode_spread``: the largest over the smallest.
     ``front``: no other policy that passes has both a smaller KL from FP64 and a shorter decode.
     """
 
@@ -50,6 +51,8 @@ class SweepRow(Record, frozen=True, omit_defaults=False):
     predicted: Number | None = None
     predicted_why: str | None = None
     front: bool = False
+    rounds: Count = 0
+    decode_spread: Number | None = None
 
 
 KEY = (
@@ -83,8 +86,23 @@ def _costs(row: SweepRow) -> tuple[float, float]:
 
 def sweep_report(rows: Sequence[SweepRow], tpu: str | None = None) -> Report:
     """Return the report of a sweep: a row a policy, and what its columns are."""
-    lines = [*KEY, *(f"{r.policy} is not predicted: {r.predicted_why}" for r in rows if r.predicted_why is not None)]
+    lines = [
+        *KEY,
+        *_more_keys(rows),
+        *(f"{r.policy} is not predicted: {r.predicted_why}" for r in rows if r.predicted_why is not None),
+    ]
     return Report(_verdict(rows), (Section(tables=(_table(rows, tpu),), lines=tuple(lines)),), records=rows)
+
+
+def _more_keys(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """Yield what the front rests on, and what a column is that not every sweep has."""
+    if any(r.errors is not None and r.errors.stored_kl is not None for r in rows):
+        yield STORED
+    rounds = {r.rounds for r in rows if r.rounds}
+    spreads = [value(r.decode_spread) for r in rows if r.front and r.decode_spread is not None]
+    if rounds and spreads:
+        how = f"{max(rounds)} rounds" if max(rounds) > 1 else "1 round"
+        yield f"front: from {how}, whose decode times are up to {max(spreads):.3g} × one another"
 
 
 def _verdict(rows: Sequence[SweepRow]) -> Headline:
@@ -111,6 +129,10 @@ def _table(rows: Sequence[SweepRow], tpu: str | None) -> Table:
         "front", "verdict",
     ]  # fmt: skip
     cells = [_cells(r) for r in rows]
+    if any(r.errors is not None and r.errors.stored_kl is not None for r in rows):
+        columns.insert(9, STORED_KL)
+        for row, r in zip(cells, rows, strict=True):
+            row.insert(9, "" if r.errors is None else short(r.errors.stored_kl, ""))
     if tpu is not None:
         columns.insert(9, tpu)
         for row, r in zip(cells, rows, strict=True):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace as replace_row
+
 from precaudit.errors import UserError, enough_memory
 from precaudit.judging.gate import gate
 from precaudit.progress import Advance, Progress
@@ -18,7 +20,7 @@ from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown
 from precaudit.reports.policies import PolicyRow, policy_differences, row_of
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import Record
+from precaudit.schema.records.base import Number, Record, json_number
 from precaudit.schema.records.lines import read_lines, write_lines
 from precaudit.writing import write_whole
 
@@ -169,4 +171,19 @@ def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Com
     judged = gate(found)
     page = comparison_page(found, headline(judged, str(path)))
     write_whole(path / "report.md", as_markdown(page, 1, None), inside=True)
-    return found, row_of(found, judged)
+    return found, replace_row(row_of(found, judged), stored_kl=_stored_kl(found, options, tell))
+
+
+def _stored_kl(found: "Comparison", options: "CompareOptions", tell: Advance) -> Number | None:
+    """Return the largest KL from FP64 of the weights as they are stored; None where those are the run's own."""
+    record = found.run.record
+    if record.policy["weights"] == "as-stored":
+        return None
+    from precaudit.models.checkpoints import open_checkpoint, recorded_source
+    from precaudit.recording.runs.recorded import Recorded
+    from precaudit.references.stored_weights import stored_kl
+
+    where = options.model or recorded_source(record.model.reference)
+    checkpoint = open_checkpoint(where, record.model.allowed).with_factor(record.policy["embed_factor"])
+    largest = stored_kl(Recorded.of(found.run), checkpoint, tell)
+    return None if largest is None else json_number(largest)

@@ -18,7 +18,7 @@ from precaudit.schema.records.lines import decode_lines, write_lines
 from precaudit.workflows.several import compare_policies, trace_policies
 
 if TYPE_CHECKING:
-    from precaudit.checks.rollouts.timing import How, Timing
+    from precaudit.checks.rollouts.timing import How, Spread, Timing
     from precaudit.recording.tracing.subject import Subject
     from precaudit.recording.tracing.trace import TraceOptions
     from precaudit.references.comparison.compare import CompareOptions as CompareOptions
@@ -158,8 +158,13 @@ def _row(
         decode_ms=None if t.decode_ms is None else json_number(t.decode_ms.median), memory=t.memory,
         decode_ratio=None if t.decode_ratio is None else json_number(1 / t.decode_ratio.median),
         k3_kl=m.k3_kl, abs_diff_max=m.abs_diff_max, predicted=None if predicted is None else predicted.logits,
-        predicted_why=None if predicted is None else predicted.why,
+        predicted_why=None if predicted is None else predicted.why, rounds=t.rounds,
+        decode_spread=None if t.decode_ms is None else _spread(t.decode_ms),
     )  # fmt: skip
+
+
+def _spread(times: "Spread") -> Number:
+    return json_number(times.high / times.low)
 
 
 def _over(ms: Number | None, first: Number | None) -> Number:

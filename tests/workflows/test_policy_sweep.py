@@ -39,10 +39,10 @@ def test_the_shipped_policies_are_swept_where_none_is_named():
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Two policies and one that a CPU refuses, with a plot; the exit code and the rows."""
+    """Three policies and one that a CPU refuses, with a plot; the exit code and the rows."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "refused.toml").write_text('matmul = "TF32_TF32_F32"\n')
-    names = f"bf16,fp32,{folder / 'refused.toml'}"
+    names = f"bf16,fp32,int4-groups,{folder / 'refused.toml'}"
     given = [
         "sweep",
         *PROMPT,
@@ -61,11 +61,11 @@ def swept(tmp_path_factory):
 def test_every_policy_is_a_row_with_what_it_costs(swept):
     _, _, code, rows = swept
     assert code == 3  # one of them cannot run
-    bf16, fp32, refused = rows
+    bf16, fp32, int4, refused = rows
     assert refused["policy"] == "refused"
     assert "TF32" in refused["why"]
     assert refused["errors"] is None
-    for r in (bf16, fp32):
+    for r in (bf16, fp32, int4):
         assert r["why"] is None
         assert r["errors"]["verdict"] == "✓ pass"
         assert 0 <= r["errors"]["excess"] < 1
@@ -74,6 +74,8 @@ def test_every_policy_is_a_row_with_what_it_costs(swept):
         assert 0 <= r["abs_diff_max"] < 0.1
     assert (bf16["prefill_ratio"], bf16["decode_ratio"]) == (1.0, 1.0)
     assert fp32["errors"]["kl"] < bf16["errors"]["kl"]
+    assert int4["errors"]["stored_kl"] > 10 * int4["errors"]["kl"]  # 4 bits of every weight are gone
+    assert {r["errors"]["stored_kl"] for r in (bf16, fp32)} == {None}
     assert fp32["memory"] > 4 * 1_000_000 > bf16["memory"] > 2 * 1_000_000  # tiny has a million weights
     assert any(r["front"] for r in rows)
 
@@ -89,9 +91,9 @@ def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_
 def test_a_plot_is_a_page_with_title_table_and_both_themes_that_needs_no_network(swept):
     page = (swept[0] / "plot.html").read_text()
     assert "<title>? tiny – precaudit</title>" in page
-    assert re.search(r"<h1>tiny</h1>.*3 policies.*What a faster policy costs.*<svg.*Every policy.*<table", page, re.S)
+    assert re.search(r"<h1>tiny</h1>.*4 policies.*What a faster policy costs.*<svg.*Every policy.*<table", page, re.S)
     rows = re.findall(r"<tr><td[^>]*>(.*?)</td>", page)
-    assert rows == ["bf16", "fp32", "refused"]
+    assert rows == ["bf16", "fp32", "int4-groups", "refused"]
     drawn = re.search(r"<svg.*?</svg>", page, re.S)[0]
     assert "var(--ink)" in drawn
     assert "prefers-color-scheme: dark" in page

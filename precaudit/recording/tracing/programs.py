@@ -65,8 +65,12 @@ def jit_program(program: Callable[..., Any], platform: str, **how: Any) -> Calla
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program compiled for arguments of given shapes, and the seconds that took: to trace, to lower, to compile."""
+    """A program compiled for arguments of given shapes, and the seconds that took: to trace, to lower, to compile.
 
+    ``call``: what runs it.
+    """
+
+    compiled: Any
     call: Callable[..., Any]
     on_bits: bool
     seconds: float
@@ -74,7 +78,7 @@ class Compiled:
     @property
     def memory(self) -> int:
         """Bytes of its arguments, results that are none of them, and temporaries."""
-        found = self.call.memory_analysis()  # type: ignore[attr-defined]
+        found = self.compiled.memory_analysis()
         own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
         return int(own + found.temp_size_in_bytes)
 
@@ -84,10 +88,19 @@ class Compiled:
 
 
 def compile_program(program: Any, *args: Any) -> Compiled:
-    """Compile what ``jit_program`` returned for the shapes of ``args``, or read it from JAX's persistent cache."""
-    began = time.perf_counter()
-    call = program.lower(*args).compile()
-    return Compiled(call, isinstance(program, OnBits), time.perf_counter() - began)
+    """Compile what ``jit_program`` returned for the shapes of ``args``, or read it from JAX's persistent cache.
+
+    JAX's compiled programs refuse integers of 4 bits that lie on a device, by the layouts that these arrays say. There
+    the jitted function runs, here once on copies of all arguments but the parameters, since it may take them over.
+    """
+    began, on_bits = time.perf_counter(), isinstance(program, OnBits)
+    compiled = program.lower(*args).compile()
+    seconds = time.perf_counter() - began
+    if any(getattr(x, "dtype", None) in (jnp.int4, jnp.uint4) for x in jax.tree.leaves(args)):
+        made = Compiled(compiled, program.program if on_bits else program, on_bits, seconds)
+        jax.block_until_ready(made(args[0], *jax.tree.map(jnp.copy, args[1:])))
+        return made
+    return Compiled(compiled, compiled, on_bits, seconds)
 
 
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
