@@ -97,6 +97,7 @@ exam-written: .venv/test
 mesh: .venv/test
 	$(BIN)/python -m exams.mesh
 	$(BIN)/python -m exams.mesh_widths
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/recording/test_two_processes.py
 
 families: .venv/test
 	$(BIN)/python -m exams.families --all
