@@ -84,6 +84,8 @@ def _sides(given: Given) -> tuple[TrainingSide, TrainingSide]:
         raise UserError(f"--steps, --by {given.by}: {OTHER[given.by]}")
     if other := given_among(given, REFUSED):
         raise UserError(f"--steps compares A and B and searches nothing; leave out {other}")
+    if given.jobs > 1:
+        raise UserError("--steps runs A and then B, which begins from A's state; leave out --jobs")
     words = (given.good, given.bad)
     if given.by == "programs":
         words = (given.good or given.subject, given.bad)

@@ -123,6 +123,7 @@ def test_the_command_says_where_two_programs_part(tmp_path, capsys):
         (["--by", "policy", "--steps", "2"], "a program's formats are its own"),
         (["--by", "flags", "--steps", "2", "--test", "bits"], "searches nothing; leave out --test"),
         (["--by", "flags", "--steps", "2", "--good", ""], "give both"),
+        (["--by", "programs", "--steps", "2", "--jobs", "2"], "leave out --jobs"),
         (["--by", "programs", "--steps", "2", "--bad", "nowhere"], "nowhere is no training program"),
         (["--by", "programs", "--bad", "x.py:y"], "give --steps N"),
     ],
