@@ -134,7 +134,7 @@ def test_a_model_keeps_sketches_as_a_program_does(tmp_path):
         given = ["--prompt", "s1_fact", "--decode-steps", "2", "--points", "q,k,attn_out,logits"]
         assert run(["trace", "tiny", "--sketch", "128", "-o", str(tmp_path / name), *given, *more]) == 0
     found = compare_sketches(tmp_path / "a", tmp_path / "b")
-    assert found.caches == 3 * 5
+    assert found.caches == 2 * 3 * 5  # keys and values, decode steps, layers
     assert (found.faults, found.lacking) == ((), ())
     assert {r.phase for r in found.records} == {"prefill call", "decode call", "rescore call"}
     off = [r.rel_l2 for r in found.records if r.rel_l2]
