@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from precaudit.judging.judgement import Judgement
     from precaudit.models.jax_decoder import Parts
     from precaudit.recording.dumps.importing import import_dump
-    from precaudit.recording.opening import open_any as open_run
+    from precaudit.recording.opening import open_known as open_run
     from precaudit.recording.programs.program import Entry, Program
     from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
@@ -55,7 +55,7 @@ _LAZY = {
     "compare": "precaudit.workflows.verbs",
     "Comparison": "precaudit.recording.runs.written",
     "Selection": "precaudit.schema.selection",
-    "open_run": "precaudit.recording.opening:open_any",  # of any kind
+    "open_run": "precaudit.recording.opening:open_known",  # of any kind
     "Run": "precaudit.recording.runs.reader",
     "align": "precaudit.workflows.alignment",
     "gate": "precaudit.judging.gate",

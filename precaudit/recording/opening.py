@@ -15,8 +15,8 @@ MANIFESTS = ("run.json", "program.json", "dump.json")  # the first that is there
 def open_any(run: AnyRun | Path | str, partial: bool = False, held: bool = True) -> AnyRun:
     """Return a run opened, by what its folder holds; what is opened already is returned as it is.
 
-    A dump is an ``Imported`` until it is known whose weights made it, and as well afterwards. ``partial``: open a run
-    that was cut off; ``held``: whether lines of tables are in memory. Raises UserError for what is no run.
+    A dump is an ``Imported``, also where it is known whose weights made it. ``partial``: open a run that was cut off;
+    ``held``: whether lines of tables are in memory. Raises UserError for what is no run.
     """
     if isinstance(run, AnyRun):
         return run
@@ -24,6 +24,13 @@ def open_any(run: AnyRun | Path | str, partial: bool = False, held: bool = True)
     if kind is Imported:
         return open_imported(run)
     return open_program_run(run) if kind is Opened else open_run(run, partial, held)
+
+
+def open_known(run: AnyRun | Path | str, partial: bool = False) -> AnyRun:
+    """Return the same, a dump as the run of a model where it was compared with FP64 of one: ``precaudit.open_run``."""
+    if isinstance(run, Path | str) and is_imported(run) and (Path(run) / "run.json").is_file():
+        return open_run(run, partial)
+    return open_any(run, partial)
 
 
 def kind_of(folder: Path | str) -> type[AnyRun] | None:

@@ -50,7 +50,7 @@ def test_outputs_that_are_not_the_scripts_are_noted_in_the_run(tmp_path):
     found.take(of, group)
     (warning,) = open_program_run(tmp_path / "run").record.warnings
     assert warning == found.notes[0].removeprefix("flat, call 0: ")
-    assert warning.startswith("output 0 of call 0 is up to 0.5")
+    assert warning.startswith("output 0 of call 0 differs from the script's by up to 0.5")
 
 
 def test_a_process_that_was_forked_records_nothing(tmp_path):

@@ -85,7 +85,7 @@ def test_what_is_missing_has_its_nearest():
     held["layers"]["up"] = (held["layers"]["up"] + 0.1 * noise).astype(np.float32)
     found = align(held, tensors())
     assert [m.kind for m in found.mistakes] == ["missing"]
-    assert "the nearest vector is of layers/up, 0." in found.mistakes[0].says
+    assert "the nearest vector is of layers/up, relative L2 error 0." in found.mistakes[0].says
     assert [(u.parameter, u.nearest.split(".")[-2]) for u in found.unaligned] == [("layers/up", "up_proj")]
 
 
