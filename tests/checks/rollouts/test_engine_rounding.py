@@ -8,11 +8,12 @@ import math
 from dataclasses import replace
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from precaudit.checks.rollouts.engine_rounding import EngineRounding, explain_engine, judge_engine
+from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_noise, explain_engine, judge_engine
 from precaudit.checks.rollouts.hypotheses import Sample, hypotheses, residual
 from precaudit.checks.rollouts.parity import engine_policy, score_parity
 from precaudit.checks.rollouts.reading import Rollout
@@ -247,3 +248,58 @@ def test_the_engine_is_taken_to_round_to_sixteen_bits_unless_it_says_so():
     assert engine_policy(load_policy("bf16")) == load_policy("bf16")
     assert engine_policy(load_policy("fp32")).name.startswith("bf16")
     assert engine_policy(load_policy("kv-int8")) == load_policy("kv-int8")
+
+
+def test_noise_adds_what_the_policy_and_rounded_logits_make():
+    exact, where = np.zeros((1, 4)), np.ones((1, 4), bool)
+    policy, rounded = np.full((1, 4), 3e-3), np.full((1, 4), 4e-3)
+    assert engine_noise(policy, exact, None, where) == pytest.approx(3e-3)
+    assert engine_noise(policy, exact, rounded, where) == pytest.approx(5e-3)
+
+
+@pytest.mark.parametrize(("size", "status"), [(14.9, "pass"), (15.1, "fail")])
+def test_one_token_of_a_thousand_is_judged_by_its_own_size(size, status):
+    """6 + 3 log₁₀ 1000 = 15 times noise, where the root mean square of all is below a half."""
+    rollout = Rollout("a", (1,), (0,) * 1000, (-1.0,) * 1000)
+    exact = np.full((1, 1000), -1.0)
+    engine = exact.copy()
+    engine[0, 17] += size * 0.01
+    found = judge_engine("bf16", [rollout], engine, exact, 0.01, np.ones((1, 1000), bool))
+    assert (found.status, found.id, found.index) == (status, "a", 17)
+    assert value(found.rms) < 0.5
+
+
+def test_a_cause_leaves_well_below_half_of_what_it_explains():
+    """Half a shift: log-probabilities of the next token, as far off as what they would explain."""
+    rng = np.random.default_rng(2)
+    logits = rng.standard_normal((16, 8)) * 3
+    tokens = rng.integers(0, 8, 16)
+    sample = Sample(np.zeros(16), tokens, logits, logits, logits, 1.0)
+    moved_on = np.array([*sample.exact[1:], sample.exact[0]])
+    rollout, where = Rollout("a", (1,), (0,) * 16, (-1.0,) * 16), np.ones((1, 16), bool)
+    verdict = judge_engine("bf16", [rollout], moved_on[None], sample.exact[None], 0.5, where)
+    named = explain_engine(verdict, [replace(sample, engine=moved_on)])
+    assert "shifted" in named.cause
+    apart = moved_on - sample.exact
+    partly = replace(sample, engine=sample.exact + 2 / 3 * apart)  # 4 × noise, of which a shift leaves 2
+    close = msgspec.structs.replace(verdict, noise=float(np.sqrt(np.square(apart).mean()) / 6))
+    assert explain_engine(close, [partly]).cause is None
+
+
+def test_a_sum_that_rounding_moves_past_p_may_keep_one_token_less():
+    logits = np.log(np.array([[0.5, 0.2999, 0.1, 0.1001]] * 8))
+    tokens = np.zeros(8, int)
+    kept = np.full(8, math.log(0.5 / 0.7999))  # FP64 needs a third token to reach 0.8
+    sample = Sample(kept, tokens, logits, logits, logits, 1.0)
+    found = {h.text: residual(h, [sample], 0.01) for h in hypotheses([sample])}
+    assert found["log-probabilities are those within top-p 0.8"].largest < 1e-9
+    assert found["log-probabilities are those within top-p 0.9"].largest > 5
+
+
+def test_noise_of_a_sum_is_that_of_all_its_terms():
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((256, 8))
+    sample = Sample(np.zeros(256), rng.integers(0, 8, 256), logits, logits, logits, 1.0)
+    sample = replace(sample, engine=np.cumsum(sample.exact + 0.1 * rng.standard_normal(256)))
+    (summed,) = (h for h in hypotheses([sample]) if h.kind == "sum")
+    assert residual(summed, [sample], 0.1).rms == pytest.approx(1, abs=0.6)
