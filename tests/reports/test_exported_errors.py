@@ -75,11 +75,12 @@ def errors_of(folder):
 @example("  +1")
 @example("-1")
 @example("＝1")
+@example("A\n")
 def test_no_cell_begins_a_formula(text):
     shown = cell(text)
     assert shown.isprintable()
     assert not re.match(r"\s*[=+\-@＝＋－＠]", shown)
-    if re.match(r"[A-Za-z_]+$", text):
+    if re.fullmatch(r"[A-Za-z_]+", text):  # $ is before a last line feed, too
         assert shown == text
 
 
