@@ -127,15 +127,18 @@ def _score_file(model: str, source: Path, given: dict[str, Any], limits: "tuple[
     if named is not None and given["no_fp64"]:
         raise UserError("--engine-policy judges the engine against FP64; leave out --no-fp64")
     with progress_bar("loading JAX") as advance:
-        from precaudit.checks.rollouts.parity import engine_policy, score_parity
+        from precaudit.checks.rollouts.engine import engine_policy
+        from precaudit.checks.rollouts.parity import score_parity
         from precaudit.checks.rollouts.recording import of_read
         from precaudit.recording.tracing.subject import load
 
-        engine = engine_policy(policy) if named is None else load_policy(named)
-        subject = load(model, policy, device=given["device"], allow=given["allow_field"])
-        trainer = None
-        if given["trainer"] is not None:
-            trainer = load(given["trainer"], policy, device=given["device"], allow=given["allow_field"])
+        def opened(name: str, policy: Any) -> Any:
+            return load(name, policy, device=given["device"], allow=given["allow_field"])
+
+        subject = opened(model, policy)
+        formats = engine_policy(policy) if named is None else load_policy(named)
+        engine = subject if formats == subject.policy else opened(model, formats)
+        trainer = None if given["trainer"] is None else opened(given["trainer"], policy)
         found = score_parity(
             subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance, trainer, engine
         )

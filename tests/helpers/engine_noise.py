@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from precaudit.checks.rollouts.parity import engine_policy, score_parity
+from precaudit.checks.rollouts.parity import score_parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.scoring import by_policy
 from precaudit.progress import silent
@@ -44,7 +44,7 @@ def main() -> None:
             for way, settings in WAYS.items():
                 made = by_policy(load(given.model, "bf16", settings, device="cpu"), asked, 1.0, silent)
                 engine = [replace(r, logprobs=tuple(map(float, x))) for r, x in zip(asked, made, strict=True)]
-                found = score_parity(subject, engine, engine=engine_policy(subject.policy)).rounding
+                found = score_parity(subject, engine, engine=subject).rounding
                 rms, largest = value(found.rms), value(found.largest)
                 print(f"{sequences * tokens:6} tokens  {way:20} rms {rms:.2f}  largest {largest:.1f}  {found.status}")
                 worst = max(worst[0], rms), max(worst[1], largest)

@@ -49,16 +49,12 @@ class EngineRounding(Record, frozen=True, omit_defaults=False, tag_field="kind",
     tried: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
-def engine_noise(policy: Array, exact: Array, rounded: Array | None, where: Array) -> float:
+def engine_noise(exact: Array, rounded: Sequence[Array], where: Array) -> float:
     """Return the root mean square of what rounding makes of a log-probability, nats.
 
-    ``policy``: log-probabilities [sequences, tokens] of the engine's formats, ``exact``: in FP64, ``rounded``: of
-    FP64's logits rounded to 16 bits (None: the engine keeps more).
+    ``exact``: log-probabilities [sequences, tokens] in FP64; ``rounded``: the same as roundings make them that add up.
     """
-    squares = [np.square((policy - exact)[where]).mean()]
-    if rounded is not None:
-        squares.append(np.square((rounded - exact)[where]).mean())
-    return float(np.sqrt(sum(squares)))
+    return float(np.sqrt(sum(np.square((x - exact)[where]).mean() for x in rounded)))
 
 
 def judge_engine(

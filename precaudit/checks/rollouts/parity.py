@@ -2,24 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from precaudit.checks.rollouts.budgets import LimitOutcome, RolloutBudget, outcomes
-from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_noise, explain_engine, judge_engine
+from precaudit.checks.rollouts.engine import engine_rounding, narrow_logits
+from precaudit.checks.rollouts.engine_rounding import EngineRounding
 from precaudit.checks.rollouts.limits import ENGINE, RolloutRecord, Side
 from precaudit.checks.rollouts.mismatch import mismatch
 from precaudit.checks.rollouts.reading import Rollout
-from precaudit.checks.rollouts.samples import open_tokenizer, samples_of
+from precaudit.checks.rollouts.samples import Scored
 from precaudit.checks.rollouts.scoring import by_policy, by_rounded_fp64, check_rollout_tokens, pad_rows
 from precaudit.errors import CannotJudge
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
-from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.policies import Policy, apply_settings, load_policy
 from precaudit.schema.records.base import Number, json_number
 
 
@@ -62,12 +60,13 @@ class Parity:
     def exit_code(self) -> int:
         """1 for a broken limit, a value that is no log-probability or an engine that is off beyond rounding.
 
-        3 where a limit's metric is not defined.
+        3 where a limit's metric is not defined, or no token of an engine can be judged.
         """
         beyond = self.rounding is not None and self.rounding.status == "fail"
         if self.faults or beyond or any(h.status in ("fail", "nonfinite") for h in self.held):
             return 1
-        return 3 if any(h.status == "unknown" for h in self.held) else 0
+        unknown = self.rounding is not None and self.rounding.status == "unknown"
+        return 3 if unknown or any(h.status == "unknown" for h in self.held) else 0
 
 
 def score_parity(
@@ -78,11 +77,11 @@ def score_parity(
     exact: bool = True,
     tell: Advance = silent,
     trainer: Subject | None = None,
-    engine: Policy | None = None,
+    engine: Subject | None = None,
 ) -> Parity:
     """Score the rollouts' tokens and return the Parity. ``exact``: in FP64, too; ``trainer``: by its prefill, too.
 
-    ``engine``: the formats that an engine computes in, by which it is judged against FP64 (None: it is not).
+    ``engine``: the model in the formats that an engine computes in, which is judged against FP64 (None: it is not).
     ``temperature``: what the engine's log-probabilities were divided by before its softmax. Raises UserError for tokens
     that are not the model's, or the trainer's, CannotJudge where no rollout has a token.
     """
@@ -98,11 +97,16 @@ def score_parity(
     rounding = None
     if exact:
         model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
-        own = None if engine is None else narrow_logits(engine)
+        own = None if engine is None else narrow_logits(engine.policy)
         scored = by_rounded_fp64(model, rollouts, temperature, (None,) if own is None else (None, own), tell)
         (sides["fp64"], _), *more = (pad_rows([x[i].tolist() for x in scored]) for i in range(len(scored[0])))
         if engine is not None:
-            rounding = engine_rounding(subject, model, rollouts, engine, sides, mask, more, temperature, tell)
+            if engine is subject:
+                made = sides["policy"]
+            else:
+                made, _ = pad_rows([x.tolist() for x in by_policy(engine, rollouts, temperature, tell)])
+            given = Scored(rollouts, sides, mask, temperature)
+            rounding = engine_rounding(engine, given, (made, *(x for x, _ in more)), model, tell)
     pairs: list[tuple[Side, Side]] = [("engine", side) for side in sides if side != ENGINE]
     pairs += [(side, "fp64") for side in sides if exact and side not in (ENGINE, "fp64")]
     name, whole, each = subject.policy.name, [], []
@@ -120,40 +124,6 @@ def score_parity(
     return Parity(
         subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held), rounding, sides, mask
     )
-
-
-def engine_rounding(
-    subject: Subject, model: Model, rollouts: Sequence[Rollout], policy: Policy, sides: Mapping[Side, Array],
-    mask: Array, rounded: Sequence[tuple[Array, Array]], temperature: float, tell: Advance,
-) -> EngineRounding:  # fmt: skip
-    """Return whether rounding in a policy explains the engine's log-probabilities, and if not, what does."""
-    engine, exact = sides["engine"], sides["fp64"]
-    apart = np.where(mask & np.isfinite(engine) & (engine <= 0) & np.isfinite(exact), engine - exact, np.nan)
-    where = mask & ~np.isnan(np.where(mask, apart, 0.0)).any(axis=1, keepdims=True)
-    made = sides["policy"]
-    if policy != subject.policy:
-        made, _ = pad_rows([x.tolist() for x in by_policy(subject.under(policy), rollouts, temperature, tell)])
-    noise = engine_noise(made, exact, rounded[0][0] if rounded else None, where) if where.any() else 0.0
-    found = judge_engine(policy.name, rollouts, engine, exact, noise, where)
-    if found.status != "fail":
-        return found
-    others = {"the trainer": sides["trainer"]} if "trainer" in sides else {}
-    off = np.where(where, apart, np.nan)
-    samples = samples_of(model, open_tokenizer(subject), rollouts, off, others, temperature, tell)
-    tell(0, 1, "what explains the engine's values")
-    return explain_engine(found, samples)
-
-
-def engine_policy(policy: Policy) -> Policy:
-    """Return the formats that an engine is taken to compute in: the policy's, or bf16 where that is wider."""
-    if FORMATS[policy.activations].itemsize <= 2:
-        return policy
-    return apply_settings(load_policy("bf16"), {"weights": policy.weights})
-
-
-def narrow_logits(policy: Policy) -> Any:
-    """Return the dtype of 16 bits that an engine of a policy may leave logits in; None where it keeps more."""
-    return FORMATS[policy.activations].dtype if FORMATS[policy.activations].itemsize == 2 else None
 
 
 def _worst(r: Rollout, trainer: Array, rollout: Array) -> tuple[int, int, Number, Number] | None:

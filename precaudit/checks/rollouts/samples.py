@@ -1,12 +1,13 @@
 """FP64's logits around tokens of rollouts, and log-probabilities after other prompts: what mistakes are made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from precaudit.checks.rollouts.hypotheses import Sample
+from precaudit.checks.rollouts.limits import Side
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.scoring import ELEMENTS, by_fp64
 from precaudit.errors import UserError
@@ -20,20 +21,26 @@ from precaudit.schema.graphs.decoder import LOGITS
 TOKENS = 192  # of the sequences that are farthest off: mistakes are told apart by them, at FP64's price for each
 
 
-def samples_of(
-    model: Model,
-    tokenizer: Any,
-    rollouts: Sequence[Rollout],
-    apart: Array,
-    others: Mapping[str, Array],
-    temperature: float,
-    tell: Advance,
-) -> list[Sample]:
+@dataclass(frozen=True)
+class Scored:
+    """Rollouts with log-probabilities [sequences, tokens] of each side, and where there is a token.
+
+    ``temperature``: what the engine is said to divide its logits by.
+    """
+
+    rollouts: Sequence[Rollout]
+    sides: Mapping[Side, Array]
+    mask: Array
+    temperature: float
+
+
+def samples_of(model: Model, tokenizer: Any, scored: Scored, apart: Array, tell: Advance) -> list[Sample]:
     """Return the tokens that are farthest from FP64, whole sequences of them, until they are enough.
 
     ``apart``: δ [sequences, tokens], NaN where nothing can be judged. ``tokenizer``: None where there is none.
-    ``others``: log-probabilities [sequences, tokens] under other weights, by their name.
     """
+    others = {"the trainer": scored.sides["trainer"]} if "trainer" in scored.sides else {}
+    rollouts, temperature = scored.rollouts, scored.temperature
     worst = np.nan_to_num(np.abs(apart)).max(axis=1, initial=0.0)
     most, held = min(TOKENS, max(1, ELEMENTS // (4 * model.config.vocab))), 0
     found: list[Sample] = []
@@ -44,9 +51,9 @@ def samples_of(
         kept = min(len(r.tokens), max(most - held, 8))
         cut = replace(r, tokens=r.tokens[:kept], logprobs=r.logprobs[:kept])
         changed = {what: replace(cut, prompt=p) for what, p in other_prompts(r.prompt, tokenizer).items()}
-        scored = by_fp64(model, list(changed.values()), temperature, tell)
+        values = by_fp64(model, list(changed.values()), temperature, tell)
         theirs = {name: x[i, :kept] for name, x in others.items()}
-        found.append(_sample(model, cut, temperature, dict(zip(changed, scored, strict=True)), theirs))
+        found.append(_sample(model, cut, temperature, dict(zip(changed, values, strict=True)), theirs))
         held += kept
     return found
 

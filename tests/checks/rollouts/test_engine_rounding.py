@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from precaudit.checks.rollouts.engine import engine_policy
 from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_noise, explain_engine, judge_engine
 from precaudit.checks.rollouts.hypotheses import Sample, hypotheses, residual
-from precaudit.checks.rollouts.parity import engine_policy, score_parity
+from precaudit.checks.rollouts.parity import score_parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.samples import other_prompts
 from precaudit.checks.rollouts.scoring import by_policy
@@ -26,7 +27,7 @@ from precaudit.recording.programs.own import prefill_call
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.policies import load_policy
 from precaudit.schema.records.base import value
-from tests.helpers.engine_noise import HALF
+from tests.helpers.engine_noise import HALF, random_rollouts
 
 TEMPERATURE, SLOTS, DRAWN = 0.7, 64, 16
 
@@ -92,9 +93,11 @@ def rollouts(drawn, made):
     return [Rollout(f"r{i}", p, t, tuple(float(x) for x in made(p, t))) for i, (p, t) in enumerate(drawn)]
 
 
-def judged(found, temperature=TEMPERATURE, policy="bf16"):
+def judged(found, temperature=TEMPERATURE, policy="bf16", formats=None):
     subject = load("tiny", policy, device="cpu")
-    return score_parity(subject, found, (), temperature, engine=engine_policy(subject.policy)).rounding
+    formats = engine_policy(subject.policy) if formats is None else load_policy(formats)
+    engine = subject if formats == subject.policy else load("tiny", formats, device="cpu")
+    return score_parity(subject, found, (), temperature, engine=engine).rounding
 
 
 def plain(engine, temperature=TEMPERATURE):
@@ -121,6 +124,14 @@ def test_a_correct_engine_is_rounding_whatever_it_computes_in(drawn, policy, set
         assert value(verdict.rms) < 1.7
         assert (verdict.cause, verdict.tried) == (None, {})
     assert judged(given, policy="fp32").status == "pass"  # a trainer in float32 does not make the engine's bf16 a fault
+
+
+def test_an_engine_of_integer_weights_is_rounding_where_it_says_so():
+    asked = random_rollouts(256, 6, 20, 0)
+    made = by_policy(load("tiny", "int4-groups", device="cpu"), asked, 1.0, silent)
+    given = [replace(r, logprobs=tuple(map(float, x))) for r, x in zip(asked, made, strict=True)]
+    assert judged(given, 1.0).status == "fail"
+    assert judged(given, 1.0, formats="int4-groups").status == "pass"
 
 
 @pytest.mark.parametrize(
@@ -253,8 +264,8 @@ def test_the_engine_is_taken_to_round_to_sixteen_bits_unless_it_says_so():
 def test_noise_adds_what_the_policy_and_rounded_logits_make():
     exact, where = np.zeros((1, 4)), np.ones((1, 4), bool)
     policy, rounded = np.full((1, 4), 3e-3), np.full((1, 4), 4e-3)
-    assert engine_noise(policy, exact, None, where) == pytest.approx(3e-3)
-    assert engine_noise(policy, exact, rounded, where) == pytest.approx(5e-3)
+    assert engine_noise(exact, [policy], where) == pytest.approx(3e-3)
+    assert engine_noise(exact, [policy, rounded], where) == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize(("size", "status"), [(14.9, "pass"), (15.1, "fail")])
@@ -303,3 +314,10 @@ def test_noise_of_a_sum_is_that_of_all_its_terms():
     sample = replace(sample, engine=np.cumsum(sample.exact + 0.1 * rng.standard_normal(256)))
     (summed,) = (h for h in hypotheses([sample]) if h.kind == "sum")
     assert residual(summed, [sample], 0.1).rms == pytest.approx(1, abs=0.6)
+
+
+def test_an_engine_of_which_nothing_can_be_judged_is_no_success(engine, drawn):
+    found = score_parity(load("tiny", "bf16", device="cpu"), rollouts(drawn[:1], plain(engine)), (), TEMPERATURE)
+    assert (found.rounding, found.exit_code) == (None, 0)  # was not asked for
+    unknown = EngineRounding(policy="bf16", status="unknown", tokens=0)
+    assert replace(found, rounding=unknown).exit_code == 3
