@@ -27,7 +27,7 @@ def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> li
     for f in found.findings:
         off = 0.0 if f.rel_l2 is None else value(f.rel_l2)
         records = f"{f.records} record{'' if f.records == 1 else 's'}"
-        size = f"; error {off:.2e} at {f.point}, {records}" if off else ""
+        size = f"; error {off:.3g} at {f.point}, {records}" if off else ""
         lines.append(f"✗ {f.kind}: {f.says}{size}")
     lines += [f"? unknown: {x}" for x in found.unknown]
     if not found.findings and not found.unknown and not found.explained:
