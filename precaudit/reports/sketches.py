@@ -1,5 +1,7 @@
 """Two runs of sketches side by side: a row a point, its value that is farthest off."""
 
+from collections.abc import Sequence
+
 from precaudit.references.comparison.sketches import SketchComparison
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
@@ -27,33 +29,43 @@ def sketch_report(found: SketchComparison) -> Report:
 
 def _headline(found: SketchComparison) -> Headline:
     every, off = found.records, [r for r in found.records if not r.equal]
-    odd = [r for r in off if r.nonfinite[0] > r.nonfinite[1]]
     if found.faults:
         return Headline("✗", f"{len(found.faults)} of {found.caches} caches do not hold what was written.")
-    if odd:
-        return Headline(
-            "✗", f"{odd[0].point}{_layer(odd[0].layer)} holds NaN or infinity, and the other run's does not."
-        )
+    if not every:
+        return Headline("?", "no value is in both runs.")
+    for r in off:
+        ours, theirs = r.nonfinite
+        if theirs is not None and ours > theirs:
+            return Headline("✗", f"{_place(r)}: {ours} elements are NaN or infinite, {theirs} in the other run.")
     if not off:
-        return Headline("✓" if not found.lacking else "?", f"all {len(every)} values have the same bits.")
+        return _same_bits(every, found.lacking)
     worst = max(off, key=_size)
+    how = "by an amount that has no estimate" if worst.rel_l2 is None else f"by {_rel(worst)} of its size"
     return Headline(
         "?",
-        f"{len(off)} of {len(every)} values differ in bits, {worst.point}{_layer(worst.layer)} by {_rel(worst)} of its "
-        "size; sketches do not tell whether rounding explains it.",
+        f"{len(off)} of {len(every)} values differ in bits, {_place(worst)} {how}; "
+        "sketches do not tell whether rounding explains it.",
     )
+
+
+def _same_bits(every: Sequence[SketchRecord], lacking: Sequence[str]) -> Headline:
+    """Return the headline of values that all have the same bits, of which some may be no numbers."""
+    said = f"all {len(every)} values have the same bits"
+    if odd := [r for r in every if r.nonfinite[0]]:
+        return Headline("?", f"{said}, and {len(odd)} of them hold NaN or infinity: the first is {_place(odd[0])}.")
+    return Headline("?" if lacking else "✓", f"{said}.")
 
 
 def _row(name: str, records: list[SketchRecord]) -> tuple[str, ...]:
     worst = max(records, key=_size)
     where = f"{worst.case}, {worst.phase} {worst.call}{_layer(worst.layer)}"
     spots = [f"{what} {i}" for what, i in (("row", worst.row), ("head", worst.head)) if i is not None]
-    largest = [max(value(r.largest[i]) for r in records if not r.unknown or i == 0) for i in (0, 1) if records]
-    odd = [sum(r.nonfinite[i] for r in records) for i in (0, 1)]
+    largest = [[value(x) for r in records if (x := r.largest[i]) is not None] for i in (0, 1)]
+    odd = [[x for r in records if (x := r.nonfinite[i]) is not None] for i in (0, 1)]
     return (
         name, str(len(records)), str(sum(r.equal for r in records)), _rel(worst),
         "" if not worst.within else f"{worst.within:.0%}", ", ".join([where, *spots]) if not worst.equal else "",
-        f"{largest[0]:.6g}", f"{largest[1]:.6g}", str(odd[0]), str(odd[1]),
+        *(f"{max(x):.6g}" if x else "" for x in largest), *(str(sum(x)) if x else "" for x in odd),
     )  # fmt: skip
 
 
@@ -63,6 +75,10 @@ def _size(r: SketchRecord) -> float:
 
 def _rel(r: SketchRecord) -> str:
     return "0" if r.equal else "unknown" if r.rel_l2 is None else f"{value(r.rel_l2):.2g}"
+
+
+def _place(r: SketchRecord) -> str:
+    return f"{r.point}{_layer(r.layer)}"
 
 
 def _layer(layer: int | None) -> str:

@@ -1,6 +1,6 @@
 """Two runs of which sketches are kept, and no tensors: how far each value is off, and what is exactly the same."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.recording.opening import against_folder
-from precaudit.recording.runs.programs import Opened, index_of, judged_places
+from precaudit.recording.runs.programs import Opened, ProgramRun, index_of, judged_places
 from precaudit.recording.runs.sketched import sketches_in
 from precaudit.schema.graphs.decoder import CACHES
 from precaudit.schema.records.base import json_number
@@ -20,6 +20,7 @@ from precaudit.schema.records.sketches import SketchRecord
 RESOLVED = 2e-6  # differences below it are of the size of the projections' own rounding, in float32
 NORMAL = 1.96  # standard deviations of an estimate, at 95 %
 Parts = Mapping[str, Array]
+Places = dict[tuple[str, int | None], tuple[int, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,18 @@ def compare_sketches(run: Path, against: Path) -> SketchComparison:
 
 
 def _pairs(ours: Opened, theirs: Opened) -> tuple[list[SketchRecord], list[str]]:
+    """Return the records of all that is in the first, and what is in one run alone, in words."""
     other = {one.record.entry: one for one in theirs.entries}
-    found, lacking = list[SketchRecord](), list[str]()
+    own = [one.record.entry for one in ours.entries]
+    found, lacking = list[SketchRecord](), [f"{entry} is in one run alone" for entry in _alone(own, other)]
     for one in ours.entries:
         if (view := other.get(one.record.entry)) is None:
-            lacking.append(f"{one.record.entry} is in one run alone")
             continue
-        for case in one.record.cases:
-            if case not in view.record.cases:
-                lacking.append(f"{case} is in one run alone")
-                continue
-            if one.record.calls != view.record.calls:
-                lacking.append(f"{one.record.entry} has {one.record.calls} and {view.record.calls} calls")
+        lacking += (f"{case} is in one run alone" for case in _alone(one.record.cases, view.record.cases))
+        lacking += _second_alone(_places(one.record), _places(view.record))
+        if one.record.calls != view.record.calls:
+            lacking.append(f"{one.record.entry} has {one.record.calls} and {view.record.calls} calls")
+        for case in (case for case in one.record.cases if case in view.record.cases):
             apart = False
             for call in range(min(one.record.calls, view.record.calls)):
                 a, b = one.tensors(case, call, "taps"), view.tensors(case, call, "taps")
@@ -89,19 +90,38 @@ def _pairs(ours: Opened, theirs: Opened) -> tuple[list[SketchRecord], list[str]]
     return found, list(dict.fromkeys(lacking))
 
 
+def _second_alone(ours: Places, theirs: Places) -> Iterator[str]:
+    """Yield what only the second run holds; what only the first holds has a record that says so."""
+    names = {name for name, _ in ours}
+    for name in dict.fromkeys(name for name, layer in theirs if (name, layer) not in ours):
+        yield f"{f'some layers of {name} are' if name in names else f'{name} is'} in the second run alone"
+
+
+def _alone(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Return what is among only one of two sets of names."""
+    ours, theirs = list(ours), list(theirs)
+    return [x for x in ours if x not in theirs] + [x for x in theirs if x not in ours]
+
+
+def _places(run: ProgramRun) -> Places:
+    """Return where each value lies among the steps of its point that are recorded, and its shape."""
+    found: Places = {(p.name, layer): (index_of(run, p, layer), p.shape) for p, layer in judged_places(run)}
+    return found | {(p.name, None): (0, p.shape) for p in run.outputs}
+
+
 def _of_call(
     one: Opened, view: Opened, case: str, call: int, a: Parts, b: Parts, why: str
 ) -> Iterator[SketchRecord]:  # fmt: skip
-    known = {(p.name, layer) for p, layer in judged_places(view.record)}
-    places = [(p.name, layer, index_of(one.record, p, layer)) for p, layer in judged_places(one.record)]
-    places += [(p.name, None, 0) for p in one.record.outputs]
-    for name, layer, i in places:
-        x, y = _step(a, name, i), _step(b, name, i)
-        if x is None:
+    known = _places(view.record)
+    for (name, layer), (i, shape) in _places(one.record).items():
+        if (x := _step(a, name, i)) is None:
             continue
-        said = why or ("" if y is not None and ((name, layer) in known or layer is None) else "the other run lacks it")
-        if y is not None and x["rows"].shape != y["rows"].shape:
-            said = said or "the other run's has another shape"
+        there = known.get((name, layer))
+        y = None if there is None else _step(b, name, there[0])
+        if there is None or y is None:
+            said = "the other run lacks it"
+        else:
+            said = why or ("" if there[1] == shape else "the other run's has another shape")
         yield _record(case, one.record.phase, call, layer, name, x, None if said else y, said)
 
 
@@ -118,7 +138,7 @@ def _record(
     at: dict[str, Any] = {"case": case, "phase": phase, "call": call, "layer": layer, "point": name, "rows": rows}
     if y is None:
         return SketchRecord(
-            **at, equal=False, differing=rows, largest=(largest, "nan"), nonfinite=(ours, 0), unknown=why
+            **at, equal=False, differing=rows, largest=(largest, None), nonfinite=(ours, None), unknown=why
         )  # fmt: skip
     off = (x["hashes"] != y["hashes"]).any(axis=1)
     same: dict[str, Any] = {
@@ -161,12 +181,12 @@ def _state(one: Opened) -> tuple[int, list[StateFault]]:
     """Return how many caches were checked, and which do not hold what was written: the hash of every row."""
     checked, faults = 0, []
     written = {cache: row for row, cache in CACHES.items()}
-    places = [(p.name, layer, index_of(one.record, p, layer)) for p, layer in judged_places(one.record)]
+    places = _places(one.record)
     for case in one.record.cases:
         before: Parts = {}
         for call in range(one.record.calls):
             parts = one.tensors(case, call, "taps")
-            for name, layer, i in places:
+            for (name, layer), (i, _) in places.items():
                 if name not in written or (now := _step(parts, name, i)) is None:
                     continue
                 row, old = _step(parts, written[name], i), _step(before, name, i)
@@ -184,6 +204,9 @@ def _wrong(cache: Array, rows: Array, before: Array | None) -> str:
     held = {tuple(h) for h in cache.tolist()}
     if lost := sum(tuple(h) not in held for h in rows.tolist()):
         return f"{lost} of {len(rows)} rows that were written are not in it"
-    if before is not None and (changed := int((cache != before).any(axis=1).sum())) > len(rows):
-        return f"{changed} of its rows changed, and {len(rows)} were written"
-    return ""
+    changed = cache[(cache != before).any(axis=1)] if before is not None else cache[:0]
+    if len(changed) > len(rows):
+        return f"{len(changed)} of its rows changed, and {len(rows)} were written"
+    written = {tuple(h) for h in rows.tolist()}
+    stray = sum(tuple(h) not in written for h in changed.tolist())
+    return f"{stray} of its rows changed and were not written" if stray else ""

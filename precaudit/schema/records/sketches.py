@@ -9,7 +9,8 @@ class SketchRecord(Record, frozen=True, omit_defaults=False):
     ``equal``: all bits; ``differing`` of ``rows`` have other bits. ``rel_l2``: the size of the difference over the
     reference's, estimated from projections to within ``within`` of itself at 95 %; None where it is not known, and
     ``unknown`` says why. ``largest``: the largest size in each, exact; ``nonfinite``: how many are NaN or infinite.
-    ``row``, ``head``: where the largest sizes or the sums are farthest apart.
+    The reference's are None where nothing is compared with it. ``row``, ``head``: where the largest sizes or the sums
+    are farthest apart.
     """
 
     case: str
@@ -20,8 +21,8 @@ class SketchRecord(Record, frozen=True, omit_defaults=False):
     equal: bool
     rows: Count
     differing: Count
-    largest: tuple[Number, Number]
-    nonfinite: tuple[Count, Count]
+    largest: tuple[Number, Number | None]
+    nonfinite: tuple[Count, Count | None]
     rel_l2: Number | None = None
     within: Number | None = None
     unknown: str = ""

@@ -10,11 +10,13 @@ import pytest
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.sketches import check_projections, sketch_array
+from precaudit.interpreters.jaxpr.sketches import check_projections, grid_of, sketch_array
 from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.programs.resuming import whole_cases
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.programs import open_program_run
+from precaudit.recording.runs.programs import MANIFEST, ProgramRun, open_program_run
 from precaudit.references.comparison.sketches import _wrong, compare_sketches
+from precaudit.schema.records.lines import read_record
 
 N = 128
 
@@ -32,7 +34,7 @@ def of_kind(rng, kind, shape):
     return found
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (37, 4, 32)])
+@pytest.mark.parametrize("shape", [(64, 64), (37, 4, 32), (64, 512)])
 def test_projections_tell_the_size_of_a_difference(shape):
     """Within 15 % at 95 %, whatever its kind."""
     projected = jax.jit(lambda x: sketch_array(x, 0, N)["projections"][0])
@@ -49,16 +51,24 @@ def test_projections_tell_the_size_of_a_difference(shape):
 
 def test_what_is_exact_of_a_sketch():
     x = np.random.default_rng(0).standard_normal((5, 3, 8)).astype(np.float32)
-    x[2, 1, 4], x[3, 0, 0], x[3, 0, 1] = -9, np.nan, np.inf
+    x[2, 1, 4], x[3, 0, 0], x[3, 0, 1:3] = -9, np.nan, np.inf
     held = np.where(np.isfinite(x), x, 0)
     made = {name: np.asarray(part[0]) for name, part in sketch_array(jnp.asarray(x), 0, 0).items()}
     assert (made["hashes"] == row_hashes(x)).all()
     assert made["size"][1] == 9
-    assert made["counts"].tolist() == [1, 1]
+    assert made["counts"].tolist() == [1, 2]
     assert made["rows"][:, 1].tolist() == np.abs(held).max((1, 2)).tolist()
-    assert made["rows"][:, 2].tolist() == [0, 0, 0, 2, 0]
+    assert made["rows"][:, 2].tolist() == [0, 0, 0, 3, 0]
     assert made["heads"][:, 1].tolist() == np.abs(held).max((0, 2)).tolist()
     assert np.allclose(made["heads"][:, 0], held.sum((0, 2)), atol=1e-5)
+
+
+def test_rows_and_heads_of_a_value():
+    """A batch of one is no axis; where it is more, its rows follow one another."""
+    shapes = [(1, 5, 3, 8), (2, 5, 3, 8), (1, 5, 8), (5, 8), (1, 8), (8,), ()]
+    assert [grid_of(s) for s in shapes] == [
+        (5, 3, 8), (10, 3, 8), (5, 1, 8), (5, 1, 8), (1, 1, 8), (1, 1, 8), (1, 1, 1)
+    ]  # fmt: skip
 
 
 def test_a_cache_is_held_to_what_was_written():
@@ -93,6 +103,7 @@ def test_two_runs_of_sketches_say_what_their_tensors_would(tmp_path, capsys):
     whole = [open_program_run(tmp_path / f"{name}-whole").tensors("a", 0, "taps") for name in programs]
     found = compare_sketches(tmp_path / "a", tmp_path / "b")
     assert len([r for r in found.records if r.point != "outputs.h"]) == 5  # of two layers, and of the whole
+    assert len([r for r in found.records if r.point == "outputs.h"]) == 1
     for r in found.records:
         if r.point == "outputs.h":
             continue
@@ -112,6 +123,12 @@ def test_two_runs_of_sketches_say_what_their_tensors_would(tmp_path, capsys):
     assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == len(found.records)
+    [folder] = found.folders
+    assert len((folder / "sketches.jsonl").read_text().splitlines()) == len(found.records)
+    record = read_record(tmp_path / "a" / MANIFEST, ProgramRun, "a program's run")
+    assert whole_cases(tmp_path / "a", record) == ("a",)
+    with pytest.raises(UserError, match="differs in --sketch"):
+        trace_program(programs["a"], tmp_path / "a", sketch=64, resume=True)
     for command in ("compare", "gate", "diagnose"):
         assert run([command, str(tmp_path / "a")]) == 2
         assert "keeps no tensors" in capsys.readouterr().err
