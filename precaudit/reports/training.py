@@ -92,7 +92,7 @@ def _sentences(found: Training, groups: Sequence[Group]) -> list[str]:
 def _why(first: TrainingTensor) -> str:
     """Return whether a formula differs where B leaves A, or its rounding."""
     if first.exact is None:
-        return "Whether a formula differs is not known: B has no FP64."
+        return "Whether a formula differs is not known: FP64 of A or B is not there, or not finite."
     off = value(first.exact)
     if off <= SAME:
         return "In FP64 A and B are the same there: no formula differs, B rounds more."

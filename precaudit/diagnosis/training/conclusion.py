@@ -1,8 +1,10 @@
 """What two trainings are to each other, from their records: the same, rounding, chaos, or drift. No JAX."""
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite, isinf, isnan
 from typing import get_args
 
+from precaudit.diagnosis.training.distances import relative_size
 from precaudit.diagnosis.training.judged import LIMIT
 from precaudit.diagnosis.training.records import Group, Training, TrainingGrowth, TrainingTensor, Word
 from precaudit.schema.records.base import Number, json_number, value
@@ -29,7 +31,7 @@ def conclude(
     if not kept:
         why = "no tensor is on both sides: nothing can be compared"
     elif unknown and first is None:
-        why = f"of {unknown[0].name} no correct making is known"
+        why = f"{unknown[0].name} in step {unknown[0].step}: {_not_judged(unknown[0])}"
     word: Word = "drift" if first is not None else "unknown" if why else "same" if parted is None else "rounding"
     if word == "rounding" and _grows(growth):
         word = "chaos"
@@ -38,6 +40,13 @@ def conclude(
         parted=parted, formula=next((r for r in kept if _differs_in_fp64(r)), None), growth=growth,
         aside=tuple(sorted(aside)), lacking=tuple(lacking), why=why, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _not_judged(r: TrainingTensor) -> str:
+    """Return why a tensor has no ratio."""
+    if isnan(value(r.size)):
+        return "A and B hold nothing but NaN"
+    return "some correct makings are finite, others are not" if isinf(value(r.spread)) else "no correct making is known"
 
 
 def points_aside(records: Sequence[TrainingTensor]) -> set[str]:
@@ -69,7 +78,7 @@ def _growth(squares: Mapping[tuple[int, Group], Sequence[float]], steps: int) ->
 
 
 def _root(square: float, of: float) -> Number:
-    return json_number((square / of) ** 0.5 if of else 0.0 if square == 0 else float("inf"))
+    return json_number(relative_size(square**0.5, of**0.5))
 
 
 def _grows(growth: Sequence[TrainingGrowth]) -> bool:
@@ -82,6 +91,7 @@ def _grows(growth: Sequence[TrainingGrowth]) -> bool:
 def times_grown(growth: Sequence[TrainingGrowth], group: Group, since: int) -> tuple[float, float] | None:
     """Return how many times farther apart A and B are at the end than after a step, and members; None of no group."""
     found = [g for g in growth if g.group == group and g.step >= since]
-    if len(found) < 2 or not value(found[0].size) > 0 or not value(found[0].spread) > 0:
+    if len(found) < 2 or not (0 < value(found[0].size) < inf and 0 < value(found[0].spread) < inf):
         return None
-    return value(found[-1].size) / value(found[0].size), value(found[-1].spread) / value(found[0].spread)
+    mine, members = (value(found[-1].size) / value(found[0].size), value(found[-1].spread) / value(found[0].spread))
+    return (mine, members) if isfinite(members) and not isnan(mine) else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from math import isnan
 
 import numpy as np
 
@@ -31,8 +32,8 @@ def gain(off: Array, a: Array) -> float:
 
 
 def relative_size(size: float, base: float) -> float:
-    """Return a distance relative to a norm; of nothing infinite, unless it is nothing itself."""
-    return size / base if base else 0.0 if size == 0 else float("inf")
+    """Return a distance relative to a norm; of nothing infinite, unless it is nothing itself or NaN."""
+    return size / base if base else size if size == 0 or isnan(size) else float("inf")
 
 
 def spread_of(own: Array, drawn: Sequence[Array]) -> tuple[Number, Number, Number]:
@@ -50,9 +51,14 @@ def spread_of(own: Array, drawn: Sequence[Array]) -> tuple[Number, Number, Numbe
 
 
 def times_spread(off: Array, a: Array, size: float, spread: float, gains: float) -> float:
-    """Return how many times the members' own spread a difference is, as a distance or as a gain."""
+    """Return how many times the members' own spread a difference is, as a distance or as a gain.
+
+    NaN where that is infinite: some are finite, others are not, and nothing can be told of a difference.
+    """
     distance = norm(off) if np.isfinite(off).all() else float("inf")
-    if distance == 0 or np.isinf(spread):
+    if distance == 0:
         return 0.0
+    if np.isinf(spread):
+        return float("nan")
     far = relative_size(distance, max(spread, FLOOR * size))
     return max(far, relative_size(abs(gain(off, a)), max(gains, FLOOR)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from precaudit.diagnosis.training.groups import tensor_group
 from precaudit.diagnosis.training.records import Group, TrainingMember, TrainingTensor, Where
 from precaudit.diagnosis.training.values import EXACT, MEMBERS, NAMES, exact_file
 from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
-from precaudit.numbers.arrays import Array
+from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.programs import Opened
 from precaudit.schema.metrics.sizes import norm
 from precaudit.schema.records.base import json_number, value
@@ -71,13 +72,13 @@ class Held:
         }
 
     def _moving(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the leaves that rounding or B changes: a state, and no batch."""
+        """Return the shapes of the leaves that rounding or B changes, or that are NaN: a state, and no batch."""
         case = self.good.opened.record.cases[0]
         rounded = {m.name for m in self.members.values() if m.where == "state" and value(m.spread) > 0}
         last = self.good.opened.record.calls - 1
         a, b = (s.opened.tensors(case, last, "inputs") for s in (self.good, self.bad))
         differ = {k for k in a.keys() & b.keys() if _floats(a[k]) and difference_of(a[k], b[k])}
-        return {k: a[k].shape for k in a if k in rounded | differ}
+        return {k: a[k].shape for k in a if k in rounded | differ or (_floats(a[k]) and np.isnan(widen(a[k])).any())}
 
     def records(self) -> Iterator[TrainingTensor]:
         """Yield a record of every tensor after every step, in the order in which the program makes them."""
@@ -108,6 +109,8 @@ class Held:
         norms = [0.0] * 3 if m is None else [value(x) for x in (m.norm, m.spread, m.gain)]
         off = difference(one.b, one.a)
         size = norm(off) if np.isfinite(off).all() else float("inf")
+        if size == 0 and _none(one.a):
+            size = nan
         name = self.names[one.name] if one.where == "state" else one.name
         group = tensor_group(one.where, name, one.a.shape, self.parameters)
         mine = self.squares.setdefault((step, group), [0.0, 0.0, 0.0])
@@ -117,7 +120,8 @@ class Held:
         return TrainingTensor(
             case=case, step=step + 1, where=one.where, name=name, group=group,
             size=json_number(relative_size(size, norms[0])), spread=json_number(relative_size(norms[1], norms[0])),
-            ratio="nan" if m is None else json_number(times_spread(off, one.a, *norms)),
+            ratio=json_number(nan if m is None or (isnan(size) and one.where != "point")
+                              else times_spread(off, one.a, *norms)),
             exact=_apart(exact, one.key), formats=formats if formats[0] != formats[1] else None,
             source=self.sources.get(one.name, ""),
         )  # fmt: skip
@@ -130,6 +134,11 @@ def difference_of(a: Array, b: Array) -> bool:
 
 def _floats(x: Array) -> bool:
     return x.dtype.kind not in "iub"
+
+
+def _none(x: Array) -> bool:
+    """Whether a tensor holds nothing but NaN."""
+    return x.size > 0 and _floats(x) and bool(np.isnan(widen(x)).all())
 
 
 def _after(values: Mapping[str, Array]) -> dict[str, Array]:
