@@ -84,6 +84,8 @@ def _sides(given: Given) -> tuple[TrainingSide, TrainingSide]:
         raise UserError(f"--steps, --by {given.by}: {OTHER[given.by]}")
     if other := given_among(given, REFUSED):
         raise UserError(f"--steps compares A and B and searches nothing; leave out {other}")
+    if given.between is not None and given.by != "versions":
+        raise UserError(f"--by {given.by} takes no --between")
     if given.jobs > 1:
         raise UserError("--steps runs A and then B, which begins from A's state; leave out --jobs")
     words = (given.good, given.bad)
@@ -110,7 +112,10 @@ def _record(given: Given, side: TrainingSide, steps: int, drawn: int, like: Path
     words += [] if like is None else ["--like", str(like.resolve())]
     words += [] if given.points is None else ["--points", given.points]
     with _site(given, like is not None) as site:
-        run_module(site, words, "precaudit.diagnosis.training")
+        try:
+            run_module(site, words, "precaudit.diagnosis.training")
+        except UserError as error:
+            raise UserError(f"{'A' if like is None else 'B'} ({side.words}): {error}") from None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from precaudit.diagnosis.training.conclusion import conclude, times_grown
 from precaudit.diagnosis.training.judged import Held, Side
 from precaudit.diagnosis.training.members import record_side
 from precaudit.diagnosis.training.values import chains_folder
+from precaudit.errors import UserError
 from precaudit.recording.runs.programs import open_program_run
 from tests.helpers.training_programs import adam, momentum
 
@@ -64,6 +65,51 @@ def test_the_same_network_with_other_sums_is_rounding(good, tmp_path):
     assert float(found.worst) < 2
     assert found.formula is None
     assert found.aside == ("hidden.grad~1",)  # of a matrix that B holds turned
+
+
+BROKEN = """
+import jax.numpy as jnp
+from precaudit import Program
+
+def step(params, w):
+    return w - jnp.where(jnp.arange(2) < 2, jnp.nan, w)
+
+program = Program(step, (), cases={"a": (jnp.ones(2),)}, steps=1, advance=lambda _, out: (out,), outputs=("w",))
+"""
+
+
+def test_a_training_that_is_nan_on_both_sides_is_not_judged(tmp_path):
+    (tmp_path / "a.py").write_text(BROKEN)
+    record_side(f"{tmp_path / 'a.py'}:program", tmp_path / "a", 2, None, None, 2)
+    one = Side(open_program_run(tmp_path / "a"), chains_folder(tmp_path / "a"))
+    found = hold(one, one, 2)
+    assert (found.word, found.first, found.parted) == ("unknown", None, None)
+    assert found.why == "outputs.w in step 1: A and B hold nothing but NaN"
+    assert "parameters" in {g.group for g in found.growth}
+
+
+KEYED = """
+import jax
+import jax.numpy as jnp
+from precaudit import Program
+
+def step(params, w, key):
+    return w - jnp.sin(w), jax.random.fold_in(key, 1)
+
+def of(*names):
+    cases = {name: (jnp.ones(2), jax.random.key(0)) for name in names}
+    return Program(step, (), cases, steps=1, advance=lambda _, out: out, outputs=("w", "key"))
+
+both, one = of("a", "b"), of("a")
+"""
+
+
+def test_b_begins_with_a_s_cases_and_keys(tmp_path):
+    (tmp_path / "k.py").write_text(KEYED)
+    record_side(f"{tmp_path / 'k.py'}:both", tmp_path / "a", 1, None, None, 0)
+    record_side(f"{tmp_path / 'k.py'}:both", tmp_path / "b", 1, tmp_path / "a", None, 0)
+    with pytest.raises(UserError, match="cases are a, b in A, a in B"):
+        record_side(f"{tmp_path / 'k.py'}:one", tmp_path / "c", 1, tmp_path / "a", None, 0)
 
 
 @pytest.mark.slow
@@ -124,6 +170,7 @@ def test_the_command_says_where_two_programs_part(tmp_path, capsys):
         (["--by", "flags", "--steps", "2", "--test", "bits"], "searches nothing; leave out --test"),
         (["--by", "flags", "--steps", "2", "--good", ""], "give both"),
         (["--by", "programs", "--steps", "2", "--jobs", "2"], "leave out --jobs"),
+        (["--by", "programs", "--steps", "2", "--between", "1"], "takes no --between"),
         (["--by", "programs", "--steps", "2", "--bad", "nowhere"], "nowhere is no training program"),
         (["--by", "programs", "--bad", "x.py:y"], "give --steps N"),
     ],

@@ -14,6 +14,7 @@ from precaudit.diagnosis.training.records import TrainingMember
 from precaudit.diagnosis.training.values import EXACT, MEMBERS, NAMES, chains_folder, exact_file
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.explicit import without_mesh
+from precaudit.interpreters.jaxpr.keys import key_bits
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.loading import load_program, program_of
@@ -59,8 +60,6 @@ def record_steps(reference: str, folder: Path, steps: int, like: Path | None, po
     program = replace(load_program(reference), steps=steps)
     if program.then:
         raise UserError(f"{reference}: a training has one entry point; leave out then")
-    if program.advance is None:
-        raise UserError(f"{reference}: steps need advance(inputs, outputs), which hands the state on")
     if like is not None:
         program = replace(program, cases=_same_beginning(program, open_program_run(like)))
     return trace_program(program, folder, reference, True, "precaudit bisect --steps", asked=points)
@@ -69,12 +68,12 @@ def record_steps(reference: str, folder: Path, steps: int, like: Path | None, po
 def _same_beginning(program: Program, opened: Opened) -> dict[str, tuple[Any, ...]]:
     """Return a program's cases with the values that another run began with; raises UserError where they do not fit."""
     found = {}
+    if set(program.cases) != set(opened.record.cases):
+        raise UserError(f"cases are {', '.join(opened.record.cases)} in A, {', '.join(program.cases)} in B")
     for case, inputs in program.cases.items():
         leaves, structure = jax.tree.flatten(inputs)
-        if case not in opened.record.cases:
-            raise UserError(f"A has no case {case!r}")
         given = opened.tensors(case, 0, "inputs")
-        if [np.shape(x) for x in leaves] != [given[str(i)].shape for i in range(len(given))]:
+        if [np.shape(key_bits(x)) for x in leaves] != [given[str(i)].shape for i in range(len(given))]:
             raise UserError(f"case {case!r}: the state of A and B are of other shapes: they begin from no one state")
         own = program.inputs({str(i): given[str(i)] for i in range(len(given))})
         cast = [jnp.asarray(x, y.dtype) if _floats(y) else x for x, y in zip(jax.tree.leaves(own), leaves, strict=True)]
