@@ -112,6 +112,7 @@ def command(
     from precaudit.errors import UserError
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.opening import kind_of
+    from precaudit.recording.runs.folders import NO_TENSORS
     from precaudit.recording.runs.programs import Opened
     from precaudit.recording.runs.sketched import is_sketched
     from precaudit.references.comparison.compare import CompareOptions
@@ -129,7 +130,7 @@ def command(
         return _policies(run, options, no_cache, as_json)
     if is_sketched(run):
         if against is None:
-            raise UserError(f"{run} keeps no tensors: compare it with another such run (precaudit compare {run} RUN)")
+            raise UserError(NO_TENSORS.format(folder=run))
         leave_out(context, (*LEFT_OUT["pair"][1], "accum"), f"{run} keeps no tensors")
         return compare_sketched(run, against, as_json)
     kind = kind_of(run)

@@ -79,7 +79,7 @@ def served_of(subject: Subject, cases: Mapping[str, Sequence[int]], steps: int) 
     def prefill(params: tuple[Any, Any], tokens: jax.Array) -> Any:
         weights, tables = params
         rows = jnp.arange(len(tokens), dtype=jnp.int32)[None]
-        held = subject.decoder.init_cache(1, slots) if len(tokens) < slots else None
+        held = subject.decoder.init_cache(1, slots) if len(tokens) == n else None
         logits, cache = subject.decoder.prefill(weights, tables, tokens[None], none, rows, held)
         return logits[0], cache
 

@@ -7,9 +7,8 @@ from precaudit.errors import UserError
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.own import served_of
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.folders import prepare_folder
+from precaudit.recording.runs.folders import LENGTH, prepare_folder
 from precaudit.recording.runs.programs import Opened
-from precaudit.recording.runs.sketched import LENGTH
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import CACHES
 from precaudit.schema.records.runs import PromptRecord
@@ -22,6 +21,8 @@ def sketch_model(
     """Run a model over prompts and keep sketches, in a folder with a run for each length of prompts."""
     if subject.mesh.devices > 1 or subject.predicted is not None:
         raise UserError("--sketch and --stats-only of a model are of one device: a program of your own says its mesh")
+    if steps < 0:
+        raise UserError(f"--decode-steps {steps}: at least 0")
     prepare_folder(folder, force)
     made = []
     for length in sorted({len(p.tokens) for p in prompts}):

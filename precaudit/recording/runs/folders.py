@@ -14,6 +14,13 @@ OWN_NAMES = {
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
     "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl", "aligned.toml", "shards",
 }  # fmt: skip
+LENGTH = "tokens-"  # begins the name of the run of a length, in the folder of a model's sketches
+NO_TENSORS = "{folder} keeps no tensors: compare it with another such run (precaudit compare {folder} RUN)"
+
+
+def runs_of_lengths(folder: Path) -> list[Path]:
+    """Return the runs in the folder of a model's sketches, one for each length of prompts; none in any other."""
+    return sorted(path.parent for path in folder.glob(f"{LENGTH}*/program.json"))
 
 
 def _replaceable(folder: Path, force: bool) -> None:
@@ -21,7 +28,8 @@ def _replaceable(folder: Path, force: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} exists and is not a run: choose another -o")
     names = [p.name for p in folder.iterdir()]
-    foreign = [name for name in names if name not in OWN_NAMES and not name.endswith(PART)]
+    lengths = {path.name for path in runs_of_lengths(folder)}
+    foreign = [name for name in names if name not in OWN_NAMES | lengths and not name.endswith(PART)]
     if "run.json" in names:
         if not force:
             raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
@@ -31,8 +39,8 @@ def _replaceable(folder: Path, force: bool) -> None:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
         if foreign:
             raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
-    elif {"program.json", "dump.json"} & set(names) and not foreign and not force:
-        kind = "a program's" if "program.json" in names else "an imported"
+    elif ({"program.json", "dump.json"} | lengths) & set(names) and not foreign and not force:
+        kind = "an imported" if "dump.json" in names else "a program's" if "program.json" in names else "a sketched"
         raise UserError(f"{folder} holds {kind} run already: choose another -o, or --force to replace it")
     elif foreign or not force:
         hint = "" if foreign else ", or --force to replace what a run that was cut off left"

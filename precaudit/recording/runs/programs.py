@@ -11,6 +11,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import is_file, stored_arrays
+from precaudit.recording.runs.folders import NO_TENSORS
 from precaudit.recording.runs.hashes import file_hash, known_hash
 from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.watching.records import WatchedCommand
@@ -308,8 +309,8 @@ def open_program_run(folder: Path | str, sketched: bool = False) -> Opened:
         lost = missing_shards(Path(folder), record.processes)
         raise UserError(f"{folder}: this run was cut off before it finished{f' ({lost})' if lost else ''}; trace again")
     if (record.sketch is None) == sketched:
-        other = f"no tensors: compare it with another such run (precaudit compare {folder} RUN)"
-        raise UserError(f"{folder} keeps {'tensors, and no sketches: trace with --sketch' if sketched else other}")
+        whole = f"{folder} keeps tensors, and no sketches: trace with --sketch"
+        raise UserError(whole if sketched else NO_TENSORS.format(folder=folder))
     every: tuple[ProgramRun | EntryRun, ...] = (record, *record.then)
     if not record.cases or not all(x.points for x in every) or record.before:
         raise UserError(f"{path}: a run has at least one case and one point; it was altered")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import TENSORS, Arrays, Folder, is_file
+from precaudit.recording.runs.folders import NO_TENSORS, runs_of_lengths
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL, read_manifest
 from precaudit.recording.runs.shards import missing_shards
@@ -102,6 +103,8 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
             f"{folder} was imported; compare it with FP64 of a model: precaudit compare {folder} --model PATH; "
             f"or with another run: precaudit compare {folder} RUN"
         )
+    if not path.is_file() and runs_of_lengths(folder):
+        raise UserError(NO_TENSORS.format(folder=folder))
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)

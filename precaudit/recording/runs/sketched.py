@@ -4,10 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.folders import runs_of_lengths
 from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun, is_program_run, open_program_run
 from precaudit.schema.records.lines import read_record
-
-LENGTH = "tokens-"  # begins the name of the run of a length, in a model's folder
 
 
 def sketches_in(folder: Path | str) -> dict[str, Opened]:
@@ -29,5 +28,4 @@ def is_sketched(folder: Path | str) -> bool:
 
 def _folders(folder: Path) -> list[Path]:
     """Return the runs of programs in a folder: itself, or one for each length of a model's prompts."""
-    every = [folder] if is_program_run(folder) else sorted(folder.glob(f"{LENGTH}*"))
-    return [p for p in every if is_program_run(p)]
+    return [folder] if is_program_run(folder) else runs_of_lengths(folder)

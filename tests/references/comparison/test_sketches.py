@@ -14,6 +14,7 @@ from precaudit.interpreters.jaxpr.sketches import check_projections, grid_of, sk
 from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.programs.resuming import whole_cases
 from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.runs.folders import prepare_folder
 from precaudit.recording.runs.programs import MANIFEST, ProgramRun, open_program_run
 from precaudit.references.comparison.sketches import _wrong, compare_sketches
 from precaudit.schema.records.lines import read_record
@@ -156,3 +157,38 @@ def test_a_model_keeps_sketches_as_a_program_does(tmp_path):
     assert {r.phase for r in found.records} == {"prefill call", "decode call", "rescore call"}
     off = [r.rel_l2 for r in found.records if r.rel_l2]
     assert 1e-4 < max(off) < 0.05
+
+
+def test_a_folder_of_a_models_sketches_is_a_run_without_tensors(tmp_path, capsys):
+    """Of every command; and --force replaces it, but nothing beside it."""
+    folder = tmp_path / "m"
+    (folder / "tokens-4").mkdir(parents=True)
+    (folder / "tokens-4" / MANIFEST).write_text("{}")
+    output = str(tmp_path / "o")
+    for command in (
+        ["gate"],
+        ["diagnose"],
+        ["report"],
+        ["open"],
+        ["export", "--csv", output],
+        ["baseline", "-o", output],
+    ):
+        assert run([command[0], str(folder), *command[1:]]) == 2
+        assert "keeps no tensors" in capsys.readouterr().err
+    with pytest.raises(UserError, match="holds a sketched run already"):
+        prepare_folder(folder, force=False)
+    (folder / "tokens-5").mkdir()
+    with pytest.raises(UserError, match="is not a run"):
+        prepare_folder(folder, force=True)
+    (folder / "tokens-5").rmdir()
+    prepare_folder(folder, force=True)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.slow  # 20 s: a model's three programs
+def test_a_model_without_further_steps_keeps_sketches(tmp_path):
+    given = ["--stats-only", "--prompt", "s1_fact", "--points", "k", "--decode-steps"]
+    assert run(["trace", "tiny", *given, "0", "-o", str(tmp_path / "a")]) == 0
+    found = compare_sketches(tmp_path / "a", tmp_path / "a")
+    assert (found.caches, found.faults) == (2 * 5, ())
+    assert run(["trace", "tiny", *given, "-1", "-o", str(tmp_path / "b")]) == 2
