@@ -19,24 +19,60 @@ LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # The source that reads a model and computes references; that records; that computes records; that computes findings:
 # all that each imports, but for NO_NUMBERS (tests/project/test_caching.py).
 READS = (
-    "models/checkpoints", "models/configs", "models/numpy_decoder", "numbers", "schema/configuration.py",
-    "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records", "schema/tensors.py", "schema/toml.py",
-)  # fmt: skip
+    "models/checkpoints",
+    "models/configs",
+    "models/numpy_decoder",
+    "numbers",
+    "schema/configuration.py",
+    "schema/graphs",
+    "schema/lengths.py",
+    "schema/policies",
+    "schema/records",
+    "schema/tensors.py",
+    "schema/toml.py",
+)
 TRACES = (
-    *READS, "interpreters/jaxpr", "interpreters/mesh", "interpreters/tpu", "models/jax_decoder", "recording/runs",
-    "recording/tracing", "schema/coverage.py", "schema/emulations.py", "schema/meshes.py", "schema/metrics",
-    "schema/places.py", "schema/prompts.py", "schema/selection.py",
-)  # fmt: skip
+    *READS,
+    "interpreters/jaxpr",
+    "interpreters/mesh",
+    "interpreters/tpu",
+    "models/jax_decoder",
+    "recording/runs",
+    "recording/tracing",
+    "schema/coverage.py",
+    "schema/emulations.py",
+    "schema/meshes.py",
+    "schema/metrics",
+    "schema/places.py",
+    "schema/prompts.py",
+    "schema/selection.py",
+)
 COMPARES = (
-    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/opening.py", "recording/programs",
-    "references", "schema/limits", "schema/predictions.py",
-)  # fmt: skip
+    *TRACES,
+    "interpreters/gpu",
+    "judging",
+    "recording/dumps",
+    "recording/opening.py",
+    "recording/programs",
+    "references",
+    "schema/limits",
+    "schema/predictions.py",
+)
 DIAGNOSES = (*COMPARES, "diagnosis")
 NO_NUMBERS = (
-    "caching.py", "errors.py", "models/__init__.py", "progress.py", "recording/__init__.py",
-    "recording/watching/__init__.py", "recording/watching/records.py", "schema/__init__.py",
-    "schema/brief.py", "schema/filed.py", "schema/frames.py", "writing.py",
-)  # fmt: skip
+    "caching.py",
+    "errors.py",
+    "models/__init__.py",
+    "progress.py",
+    "recording/__init__.py",
+    "recording/watching/__init__.py",
+    "recording/watching/records.py",
+    "schema/__init__.py",
+    "schema/brief.py",
+    "schema/filed.py",
+    "schema/frames.py",
+    "writing.py",
+)
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
 
 

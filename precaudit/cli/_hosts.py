@@ -49,13 +49,22 @@ def hosts_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return _together(function, args, given)
 
     how = (
-        click.option("--coordinator", metavar="HOST:PORT",
-                     help="Of several processes (jax.distributed): where the first listens; auto: of a cluster."),
+        click.option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Of several processes (jax.distributed): where the first listens; auto: of a cluster.",
+        ),
         click.option("--processes", type=int, metavar="N", help="How many processes run this same command."),
         click.option("--process", type=int, metavar="I", help="Which of them this is: 0 to N-1; 0 writes the tables."),
-        click.option("--wait", type=float, default=300, show_default=True, metavar="SECONDS",
-                     help="How long a process waits for the others."),
-    )  # fmt: skip
+        click.option(
+            "--wait",
+            type=float,
+            default=300,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a process waits for the others.",
+        ),
+    )
     for option in reversed(how):
         command = option(command)
     return command
@@ -110,9 +119,14 @@ def _in_child(coordinator: str, processes: int | None, process: int | None, wait
     """Run this command in a child, show what it says and not what JAX's libraries do, and say why it was ended."""
     read, write = os.pipe()
     child = subprocess.Popen(
-        [sys.executable, "-m", "precaudit", *sys.argv[1:]], env={**os.environ, STATUS: str(write)}, pass_fds=(write,),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-    )  # fmt: skip
+        [sys.executable, "-m", "precaudit", *sys.argv[1:]],
+        env={**os.environ, STATUS: str(write)},
+        pass_fds=(write,),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     os.close(write)
     assert child.stdout is not None
     assert child.stderr is not None
@@ -145,9 +159,7 @@ def _pass_on(source: IO[str], target: IO[str]) -> None:
             target.flush()
 
 
-def _ended(
-    by: int, joined: bool, coordinator: str, processes: int | None, process: int | None, wait: float
-) -> str:  # fmt: skip
+def _ended(by: int, joined: bool, coordinator: str, processes: int | None, process: int | None, wait: float) -> str:
     """Return why a child was ended by a signal."""
     who = f"process {process} of {processes}" if processes is not None else "this process"
     if by != signal.SIGABRT:

@@ -17,14 +17,16 @@ __all__ = [
     "console",
     "deliver",
     "given_options",
-    "leave_out", "page_options", "progress_bar",
+    "leave_out",
+    "page_options",
+    "progress_bar",
     "references",
     "say",
     "selection_of_filters",
     "selection_options",
     "text_width",
     "write",
-]  # fmt: skip
+]
 
 if TYPE_CHECKING:
     from precaudit.reports.report import Report
@@ -37,12 +39,20 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --layers, --points, --phases, --prompt."""
     for option in (
         click.option("--prompt", "prompt", metavar="IDS", help="Only these prompts: ID[,ID]."),
-        click.option("--phases", metavar="PHASES", shell_complete=complete_last(phase_names),
-                     help="prefill, decode, rescore (default: all)."),
-        click.option("--points", metavar="POINTS", shell_complete=complete_last(point_names),
-                     help="Points such as q,k,v,attn_out,logits, or all; logits:all."),
+        click.option(
+            "--phases",
+            metavar="PHASES",
+            shell_complete=complete_last(phase_names),
+            help="prefill, decode, rescore (default: all).",
+        ),
+        click.option(
+            "--points",
+            metavar="POINTS",
+            shell_complete=complete_last(point_names),
+            help="Points such as q,k,v,attn_out,logits, or all; logits:all.",
+        ),
         click.option("--layers", metavar="LAYERS", help="Layers as Python slices: 0,15:18,-1."),
-    ):  # fmt: skip
+    ):
         function = option(function)
     return function
 

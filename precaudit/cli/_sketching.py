@@ -59,9 +59,17 @@ def sketch_of_model(
         model = load(subject, policies[0], device=given["device"], allow=given["allow_field"])
         found = encode_prompts(model, prompts, select, lambda line: say(line, err=True))
         runs = sketch_model(
-            model, found, folder, n, given["decode_steps"], select.points, select.phases, given["force"],
-            " ".join(["precaudit", *sys.argv[1:]]), advance,
-        )  # fmt: skip
+            model,
+            found,
+            folder,
+            n,
+            given["decode_steps"],
+            select.points,
+            select.phases,
+            given["force"],
+            " ".join(["precaudit", *sys.argv[1:]]),
+            advance,
+        )
     size = sum(one.record.bytes for one in runs)
     lengths = "one length" if len(runs) == 1 else f"{len(runs)} lengths"
     say(f"{folder}: {len(found)} prompts of {lengths}, {size / 1e6:,.2f} MB. Next: precaudit compare {folder} RUN")

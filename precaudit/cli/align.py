@@ -8,8 +8,13 @@ import click
 @click.command()
 @click.argument("own", metavar="PROGRAM")
 @click.argument("theirs", metavar="MODEL")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the names map here, as --map reads it.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the names map here, as --map reads it.",
+)
 @click.option("--no-points", is_flag=True, help="Leave points out: PROGRAM is run for them.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record a line instead of tables.")
 def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json: bool) -> int:

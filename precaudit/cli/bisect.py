@@ -22,20 +22,40 @@ WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "
 @click.option("--by", required=True, type=click.Choice(WAYS), help="What changes between A and B.")
 @click.option("--test", metavar="TEST", help="kl<1e-3, flips=0, logits<1e-2, forward@attn_out<2x, bits, verdict.")
 @click.option("--test-command", "test_command", metavar="CMD", help="A command: exit 0 good, 1 bad, 125 cannot decide.")
-@click.option("--find", type=click.Choice(["cause", "cure"]),
-              help="The smallest set that breaks A, or that mends B [layers: cure, else cause].")  # fmt: skip
+@click.option(
+    "--find",
+    type=click.Choice(["cause", "cure"]),
+    help="The smallest set that breaks A, or that mends B [layers: cure, else cause].",
+)
 @click.option("--raise", "raised", metavar="float32", help="By layers: what their arithmetic is raised to.")
 @click.option("--between", metavar="V,V", help="By versions: those between A and B, oldest first.")
-@click.option("--steps", type=click.IntRange(1), metavar="N",
-              help="Compare N steps of a training in A and in B, and search nothing.")  # fmt: skip
-@click.option("--members", type=click.IntRange(4), default=8, show_default=True, metavar="N",
-              help="By --steps: correct ways to compute A's steps that B is compared with.")  # fmt: skip
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Compare N steps of a training in A and in B, and search nothing.",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(4),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="By --steps: correct ways to compute A's steps that B is compared with.",
+)
 @click.option("--policy", metavar="NAME|FILE", help="By flags, commits, versions: the policy of a model [bf16].")
 @click.option("--against", type=click.Choice(["fp64", "good"]), help="What errors are from: FP64, or A's run.")
-@click.option("--most", type=click.IntRange(0), default=64, show_default=True, metavar="N",
-              help="Trials that may be added to prove a set the smallest.")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Trials that are made at once.")  # fmt: skip
+@click.option(
+    "--most",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Trials that may be added to prove a set the smallest.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Trials that are made at once."
+)
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt.")
 @click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")

@@ -21,30 +21,42 @@ FILTERS = ("layers", "points", "phases", "prompt")
 OF_PROGRAM = ("program", "reference", "names", "config")
 # What is of no use, by what RUN is or an option asks for, and why.
 LEFT_OUT = {
-    "runs": ("{run} is a folder of runs, compared whole",
-             (*FILTERS, *OF_PROGRAM, "family", "policy", "partial", "rerun")),
-    "pair": ("{run} and {against} are compared whole",
-             (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun")),
+    "runs": (
+        "{run} is a folder of runs, compared whole",
+        (*FILTERS, *OF_PROGRAM, "family", "policy", "partial", "rerun"),
+    ),
+    "pair": (
+        "{run} and {against} are compared whole",
+        (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun"),
+    ),
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
     "program": ("{run} is of a program", ("formula", "partial")),
     "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
     "textbook": ("--model says what it is compared with", ("config", "reference")),
     "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
-}  # fmt: skip
+}
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("against", type=click.Path(path_type=Path), required=False)
 @selection_options
-@click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
-              help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
+@click.option(
+    "--accum",
+    default="float16,bfloat16,float32",
+    show_default=True,
+    metavar="FORMATS",
+    help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.",
+)
 @click.option(
     "--formula", is_flag=True, help="Evaluate the program in FP64 and compare that with the reference, too (JAX)."
 )
-@click.option("--model", metavar="PATH",
-              help="Where the weights are. A program is compared with this model's reference implementation, "
-                   "a dump with FP64 of these weights.")  # fmt: skip
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="Where the weights are. A program is compared with this model's reference implementation, "
+    "a dump with FP64 of these weights.",
+)
 @click.option(
     "--policy", metavar="NAME|FILE", help="For a dump, with --model: the formats that the other framework computes in."
 )

@@ -35,18 +35,31 @@ class _Words(click.Command):
 @selection_options
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
-@click.option("--model", metavar="PATH",
-              help="Where the weights are; a program is compared with their reference implementation.")  # fmt: skip
+@click.option(
+    "--model", metavar="PATH", help="Where the weights are; a program is compared with their reference implementation."
+)
 @click.option("--program", metavar="FILE.py:NAME", help="The program that a run is of; its code runs.")
 @click.option("--rerun", is_flag=True, help="For a watched run: run its command again; its code runs.")
-@click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
-              help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
-@click.option("--invariance", type=click.Choice(INVARIANCES), metavar="[sharding]",
-              help="Run the prompts in other batches, paddings, buckets, unrolled; sharding: on meshes.")  # fmt: skip
-@click.option("--mesh", metavar="NAME=N[,NAME=N]",
-              help="With --invariance sharding: which mesh, by default the run's.")  # fmt: skip
-@click.option("--objective", default="margin", show_default=True, metavar="margin|kl|logprob[:TOKEN]",
-              help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.")  # fmt: skip
+@click.option(
+    "--lift",
+    multiple=True,
+    metavar="NAME=MODULE:FUNCTION",
+    help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.",
+)
+@click.option(
+    "--invariance",
+    type=click.Choice(INVARIANCES),
+    metavar="[sharding]",
+    help="Run the prompts in other batches, paddings, buckets, unrolled; sharding: on meshes.",
+)
+@click.option("--mesh", metavar="NAME=N[,NAME=N]", help="With --invariance sharding: which mesh, by default the run's.")
+@click.option(
+    "--objective",
+    default="margin",
+    show_default=True,
+    metavar="margin|kl|logprob[:TOKEN]",
+    help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
 @click.pass_context

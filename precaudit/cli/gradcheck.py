@@ -18,11 +18,20 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 @click.option("--argnums", metavar="N,N", help="Inputs that are differentiated, or none [ARGNUMS, or all of floats].")
 @click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to sample.")
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the error records here, as JSONL.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the error records here, as JSONL.",
+)
 @page_options
-@click.option("--failing", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="Shrink the first input that fails on each side, and write it here.")  # fmt: skip
+@click.option(
+    "--failing",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Shrink the first input that fails on each side, and write it here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 def command(
     kernel: str | None,
@@ -64,9 +73,16 @@ def command(
         it = import_kernel(kernel, reference, inputs, places)
         formula = None if exact is None else load_function(exact)
         found = gradcheck(
-            it.kernel, it.reference, it.inputs, argnums=it.argnums, exact=formula, seeds=seeds, hostile=not plain,
-            name=it.name, advance=advance,
-        )  # fmt: skip
+            it.kernel,
+            it.reference,
+            it.inputs,
+            argnums=it.argnums,
+            exact=formula,
+            seeds=seeds,
+            hostile=not plain,
+            name=it.name,
+            advance=advance,
+        )
         saved = [] if failing is None else _save_smallest(found, it, formula, failing)
     report = gradient_report(found)
     deliver(replace(report, notes=(*report.notes, *saved)), as_json, output, **pages)

@@ -13,9 +13,12 @@ LISTED = 8  # names of a dump that are shown
 @click.command()
 @click.argument("dump", type=click.Path(path_type=Path))
 @click.option(
-    "--map", "names", type=click.Path(path_type=Path), metavar="FILE",
+    "--map",
+    "names",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help='TOML of names: q = "layers.{i}.q"; without it, names are ours: case/call/layer/q.',
-)  # fmt: skip
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The run's folder.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:

@@ -11,19 +11,35 @@ from precaudit.cli._options import deliver, page_options, progress_bar, say
 @click.command()
 @click.argument("subject", required=False)
 @click.option("--tpu", metavar="v5e:2x2", help="Compile for this TPU; needs the extra tpu, and no TPU.")
-@click.option("--device", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True,
-              help="Without --tpu: read the program for it.")  # fmt: skip
-@click.option("--mesh", metavar="NAME=N[,NAME=N]",
-              help="With --tpu: cut a model over its chips, and list what they exchange.")  # fmt: skip
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu", "tpu"]),
+    default="cpu",
+    show_default=True,
+    help="Without --tpu: read the program for it.",
+)
+@click.option(
+    "--mesh", metavar="NAME=N[,NAME=N]", help="With --tpu: cut a model over its chips, and list what they exchange."
+)
 @click.option("--policy", metavar="NAME|FILE", help="Formats of a model's parts [bf16].")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--phase", metavar="PHASES", help="prefill, decode (default: both).")
 @click.option("--tokens", type=click.IntRange(1), help="Length of a model's prompt [64].")
 @click.option("--batch", type=click.IntRange(1), help="Sequences of a model at once [1].")
-@click.option("--with", "run", type=click.Path(path_type=Path), metavar="RUN",
-              help="A recorded run: are its values too large for the formats here?")  # fmt: skip
-@click.option("--fail-on", type=click.Choice(["error", "unknown", "warning", "note"]), default="error",
-              show_default=True, help="The severity from which on the exit code is 1.")  # fmt: skip
+@click.option(
+    "--with",
+    "run",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="A recorded run: are its values too large for the formats here?",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "unknown", "warning", "note"]),
+    default="error",
+    show_default=True,
+    help="The severity from which on the exit code is 1.",
+)
 @click.option("--sarif", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write SARIF here.")
 @page_options
 @click.option("--list", "listed", is_flag=True, help="Print what every rule says.")
@@ -97,6 +113,14 @@ def _lint(subject: str, tpu: str | None, device: str, own: dict[str, Any], folde
         shape = ONE if own["--mesh"] is None else parse_mesh(own["--mesh"])
         phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
         return lint_model(
-            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or shape.data, advance, run,
+            subject,
+            policy,
+            target,
+            phases,
+            device,
+            own["--tokens"] or 64,
+            own["--batch"] or shape.data,
+            advance,
+            run,
             shape,
-        )  # fmt: skip
+        )

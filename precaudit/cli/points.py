@@ -11,8 +11,13 @@ Which = Literal["own", "automatic", "both"]
 @click.command()
 @click.argument("program", metavar="FILE.py:NAME|module:NAME|RUN")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE", help='TOML of names: q = "query_proj~1".')
-@click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
-              help="Its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
+@click.option(
+    "--taps",
+    type=click.Choice(["own", "automatic", "both"]),
+    default="both",
+    show_default=True,
+    help="Its checkpoint_name taps alone, automatic points alone, or both.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSONL.")
 def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> None:
     """List what would be recorded of PROGRAM, whose code runs.

@@ -8,18 +8,38 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 
 
 @click.command()
-@click.option("--shape", "shapes", multiple=True, metavar="B,H,Q,DxS",
-              help="Queries [B, H, Q, D] by keys [B, H, S, D]; may be repeated [decode, prefill].")  # fmt: skip
-@click.option("--formats", default="bfloat16,float16,float32,int8", show_default=True, metavar="NAMES",
-              help="Formats of the operands.")  # fmt: skip
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="B,H,Q,DxS",
+    help="Queries [B, H, Q, D] by keys [B, H, S, D]; may be repeated [decode, prefill].",
+)
+@click.option(
+    "--formats",
+    default="bfloat16,float16,float32,int8",
+    show_default=True,
+    metavar="NAMES",
+    help="Formats of the operands.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
-@click.option("--tpu", metavar="v5e:2x2",
-              help="Also what this TPU's compiler would do; needs the extra tpu, and no TPU.")  # fmt: skip
-@click.option("--fail-on", multiple=True, metavar="TEXT",
-              help="Exit 1 where it is so: 'default worse than 1e-3', 'BF16_* replaced'; may be repeated.")  # fmt: skip
+@click.option(
+    "--tpu", metavar="v5e:2x2", help="Also what this TPU's compiler would do; needs the extra tpu, and no TPU."
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="TEXT",
+    help="Exit 1 where it is so: 'default worse than 1e-3', 'BF16_* replaced'; may be repeated.",
+)
 @click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the records here, as JSONL; gate judges them.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the records here, as JSONL; gate judges them.",
+)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="A row a way, the refused ones among them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -46,9 +66,7 @@ def command(
     with progress_bar("loading JAX") as advance:
         from precaudit.checks.probing.probe import probe
 
-        found = probe(
-            shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance
-        )  # fmt: skip
+        found = probe(shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance)
     from precaudit.reports.probe import probe_report
 
     deliver(probe_report(found, verbose), as_json, output, **pages)

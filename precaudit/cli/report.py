@@ -10,8 +10,13 @@ from precaudit.cli._options import deliver, write
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--markdown", "as_markdown_", is_flag=True, help="Print Markdown, with every table.")
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write one HTML file with charts; it needs no network.")  # fmt: skip
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write one HTML file with charts; it needs no network.",
+)
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 def command(run: Path, as_markdown_: bool, page: Path | None, every: bool, verbose: bool) -> None:

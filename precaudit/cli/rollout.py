@@ -12,38 +12,74 @@ if TYPE_CHECKING:
     from precaudit.checks.rollouts.budgets import RolloutBudget
 
 DRAWS = (
-    "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
-    "trainer_policy", "end_tokens", "save",
-)  # fmt: skip
+    "prompts",
+    "answers",
+    "batch",
+    "new_tokens",
+    "n",
+    "top_k",
+    "top_p",
+    "seed",
+    "loops",
+    "rounds",
+    "policies",
+    "trainer_policy",
+    "end_tokens",
+    "save",
+)
 OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
-              help="JSONL of rollouts: token ids and log-probabilities, ours, vLLM's or SGLang's.")  # fmt: skip
-@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
-              help="Without --from: JSONL of prompts to sample from [the shipped ones].")  # fmt: skip
-@click.option("--answers", type=click.Path(path_type=Path), metavar="FILE",
-              help="JSONL of questions with answers: how many each policy gets right.")  # fmt: skip
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSONL of rollouts: token ids and log-probabilities, ours, vLLM's or SGLang's.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Without --from: JSONL of prompts to sample from [the shipped ones].",
+)
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSONL of questions with answers: how many each policy gets right.",
+)
 @click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together.")
 @click.option("--new-tokens", type=int, help="Tokens sampled at most [64; 16 for answers].")
 @click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
-@click.option("--temperature", type=float,
-              help="0: greedy [1; of one answer each 0]. --from: what the engine divided its logits by.")  # fmt: skip
+@click.option(
+    "--temperature",
+    type=float,
+    help="0: greedy [1; of one answer each 0]. --from: what the engine divided its logits by.",
+)
 @click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
 @click.option("--top-p", type=float, help="Sample from the fewest tokens of probability P together.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the samples.")
 @click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to time.")
 @click.option("--rounds", type=int, help="How often everything is sampled and timed [3; 1 for answers].")
 @click.option("--policies", metavar="A,B", help="Names or files: sample under each, and time each against the first.")
-@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
-              help="Formats of the trainer's view, and of the sampling.")  # fmt: skip
+@click.option(
+    "--policy",
+    default="bf16",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Formats of the trainer's view, and of the sampling.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--trainer-policy", metavar="NAME|FILE", help="Score the samples by this policy, too.")
 @click.option("--trainer", metavar="MODEL", help="The trainer's checkpoint, where it is another.")
-@click.option("--engine-policy", metavar="NAME|FILE",
-              help="--from: the formats that the engine computes in [--policy; bf16 where that is wider].")  # fmt: skip
+@click.option(
+    "--engine-policy",
+    metavar="NAME|FILE",
+    help="--from: the formats that the engine computes in [--policy; bf16 where that is wider].",
+)
 @click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option(
@@ -55,13 +91,26 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 )
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
-@click.option("--fail-below", multiple=True, metavar="METRIC=X",
-              help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
+@click.option(
+    "--fail-below",
+    multiple=True,
+    metavar="METRIC=X",
+    help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the records here, as JSONL: of the whole, then of each sequence.",
+)
 @page_options
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the samples, as --from reads them.")  # fmt: skip
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the samples, as --from reads them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 def command(model: str, source: Path | None, **given: Any) -> int:

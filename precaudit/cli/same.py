@@ -10,8 +10,12 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 @click.command()
 @click.argument("one", metavar="PROGRAM|RUN")
 @click.argument("other", metavar="PROGRAM|RUN|DUMP")
-@click.option("--rows", type=click.IntRange(0), metavar="N",
-              help="The row of the longer output that the shorter begins at [found in FP64].")  # fmt: skip
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    metavar="N",
+    help="The row of the longer output that the shorter begins at [found in FP64].",
+)
 @click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this case; may be given again.")
 @page_options
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")

@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 )
 @click.option("--rounds", type=int, default=3, show_default=True, help="How often everything is sampled and timed.")
 @click.option("--tpu", metavar="v5e", help="Predict every policy's error on a TPU that need not be here, too.")
-@click.option("--plot", "plots", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Write KL against time as .html or .png; repeatable.")  # fmt: skip
+@click.option(
+    "--plot",
+    "plots",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write KL against time as .html or .png; repeatable.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the runs go.")
 @click.option("--force", is_flag=True, help="Replace runs that are there.")
 @click.option("--resume", is_flag=True, help="Go on with a sweep that was cut off.")
@@ -78,11 +84,14 @@ def command(subject: str, text: str | None, **given: Any) -> int:
 
         steps, line = given["decode_steps"], " ".join(["precaudit", *sys.argv[1:]])
         asked = Sweep(
-            policies, source, select,
+            policies,
+            source,
+            select,
             TraceOptions(steps, given["batch"], "right", None, given["force"], line, given["resume"]),
             CompareOptions(accum=(), cache=cache),
-            How(given["batch"], given["new_tokens"], Sampling(1.0, None, None, 0), (), given["rounds"]), given["tpu"],
-        )  # fmt: skip
+            How(given["batch"], given["new_tokens"], Sampling(1.0, None, None, 0), (), given["rounds"]),
+            given["tpu"],
+        )
         rows = sweep(open_subject, asked, folder, Progress(lambda line: say(line, err=True), advance))
     for path in given["plots"]:
         write_whole(path, report.picture(rows, path, subject, given["tpu"]))

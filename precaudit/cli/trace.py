@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 @click.option("--positions", metavar="ROWS", help="Positions of prefill and rescore: last:16,::64.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt, instead of a file.")
-@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
-              help="Formats of the computation; several, NAME,NAME: a run of each in the folder -o.")  # fmt: skip
+@click.option(
+    "--policy",
+    default="bf16",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Formats of the computation; several, NAME,NAME: a run of each in the folder -o.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--decode-steps", type=int, default=8, show_default=True, help="Steps after decode0.")
 @click.option("--tokens-from", type=click.Path(path_type=Path), metavar="RUN", help="Feed another run's tokens.")
@@ -39,15 +44,28 @@ if TYPE_CHECKING:
     metavar="auto|cpu|gpu|tpu",
     help="What runs the model; tpu-predicted:v5e, tpu-emulated:v5e: a TPU that is not here.",
 )
-@click.option("--mesh", metavar="NAME=N[,NAME=N]",
-              help="Of a model: cut over devices, prompts over data, heads and widths over model.")  # fmt: skip
+@click.option(
+    "--mesh",
+    metavar="NAME=N[,NAME=N]",
+    help="Of a model: cut over devices, prompts over data, heads and widths over model.",
+)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
-@click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",
-              help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
-@click.option("--strict", is_flag=True,
-              help="Of a program: compile it without excess precision, and say what that changes.")  # fmt: skip
-@click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
-              help="Of a program: its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
+@click.option(
+    "--rename",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Of a program: TOML of other names for its points, q = "query_proj~1".',
+)
+@click.option(
+    "--strict", is_flag=True, help="Of a program: compile it without excess precision, and say what that changes."
+)
+@click.option(
+    "--taps",
+    type=click.Choice(["own", "automatic", "both"]),
+    default="both",
+    show_default=True,
+    help="Of a program: its checkpoint_name taps alone, automatic points alone, or both.",
+)
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @sketch_options
 @hosts_options
@@ -213,10 +231,20 @@ def _deliver_recorded(found: Sequence[Any]) -> None:
 
 
 def _program(
-    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None,
-    points: str | None, cases: str | None, phases: str | None, positions: str | None, force: bool, device: str,
-    strict: bool, sketch: int | None,
-) -> int:  # fmt: skip
+    context: click.Context,
+    reference: str,
+    output: Path | None,
+    rename: Path | None,
+    layers: str | None,
+    points: str | None,
+    cases: str | None,
+    phases: str | None,
+    positions: str | None,
+    force: bool,
+    device: str,
+    strict: bool,
+    sketch: int | None,
+) -> int:
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_program, rename_points, trust
@@ -260,9 +288,22 @@ def _program(
         asked = None if asked is None or "all" in asked else asked
         entries = None if phases is None else names_in(phases, "entry point")
         run = trace_program(
-            program, folder, reference, force, called, advance, chosen, target, strict, taps, asked, positions, entries,
-            context.params["resume"], sketch,
-        )  # fmt: skip
+            program,
+            folder,
+            reference,
+            force,
+            called,
+            advance,
+            chosen,
+            target,
+            strict,
+            taps,
+            asked,
+            positions,
+            entries,
+            context.params["resume"],
+            sketch,
+        )
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option("--for", "purpose", type=click.Choice(["rollout", "trace", "both"]), default="rollout", show_default=True)
-@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
-              help="JSONL of prompts, whose lengths count [the shipped ones].")  # fmt: skip
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSONL of prompts, whose lengths count [the shipped ones].",
+)
 @click.option("--lengths", metavar="N,N", help="Lengths of prompts in tokens, in place of a file.")
 @click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together; for trace, prompts.")
 @click.option("--new-tokens", type=int, default=64, show_default=True, help="Tokens sampled at most.")

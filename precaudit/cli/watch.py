@@ -24,13 +24,28 @@ from precaudit.cli._options import write
 @click.option("--gate", is_flag=True, help="Judge the run, and exit with its verdict.")
 @click.option("--no-compare", is_flag=True, help="Record alone.")
 @click.option("--force", is_flag=True, help="Write over a run that is there.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the functions here, as JSONL.")  # fmt: skip
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the functions here, as JSONL.",
+)
 def command(
-    words: tuple[str, ...], function: str | None, calls: str | None, layers: str | None, points: str | None,
-    positions: str | None, most: str | None, output: Path | None, model: str | None, gate: bool, no_compare: bool,
-    force: bool, json_file: Path | None,
-) -> int:  # fmt: skip
+    words: tuple[str, ...],
+    function: str | None,
+    calls: str | None,
+    layers: str | None,
+    points: str | None,
+    positions: str | None,
+    most: str | None,
+    output: Path | None,
+    model: str | None,
+    gate: bool,
+    no_compare: bool,
+    force: bool,
+    json_file: Path | None,
+) -> int:
     """Run COMMAND as it is and say which functions it jitted.
 
     COMMAND: python SCRIPT.py, python -m MODULE, or a console script. Its output and its exit code are its own. The
@@ -69,9 +84,19 @@ def command(
     ):
         raise UserError(f"watch: {', '.join(other)}: of which function? Give --function NAME")
     found = watch(
-        words, function=function, calls=calls, output=output, layers=layers, points=points, positions=positions,
-        most=most, compare=not no_compare, model=model, diagnose=gate, force=force,
-    )  # fmt: skip
+        words,
+        function=function,
+        calls=calls,
+        output=output,
+        layers=layers,
+        points=points,
+        positions=positions,
+        most=most,
+        compare=not no_compare,
+        model=model,
+        diagnose=gate,
+        force=force,
+    )
     report = watch_report(words, found.code, found.seen, found.functions, found.runs)
     print_report(report, console(stderr=True))
     if json_file is not None:

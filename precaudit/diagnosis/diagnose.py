@@ -136,11 +136,18 @@ def diagnose(
     shared = program.shares(tell)
     remedies = program.remedies(tell, shared)
     return Diagnosis(
-        compared, tuple(findings), tuple(unknown), judged, formula, shared, remedies,
-        _views(recorded, findings) if whole else None, _flips(recorded, options) if whole else None,
+        compared,
+        tuple(findings),
+        tuple(unknown),
+        judged,
+        formula,
+        shared,
+        remedies,
+        _views(recorded, findings) if whole else None,
+        _flips(recorded, options) if whole else None,
         tuple(closure(recorded, model, compared.errors)) if whole else (),
         mesh_costs(recorded, model) if whole else (),
-    )  # fmt: skip
+    )
 
 
 def _broken_operation(v: Verdict) -> bool:
@@ -205,13 +212,23 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
         for d in formula.differs[:1]:
             found.append(
                 Finding(
-                    kind="semantics", cause="formula differs",
+                    kind="semantics",
+                    cause="formula differs",
                     says="in FP64 the program differs from the reference here",
-                    layer=d.layer, point=d.point, layers=() if d.layer is None else (d.layer,), phases=(d.phase,),
-                    prompts=(formula.prompt,), records=1, rel_l2=None, explained=None, equal=None, second=None,
-                    worst=None, shadow=d.distance,
+                    layer=d.layer,
+                    point=d.point,
+                    layers=() if d.layer is None else (d.layer,),
+                    phases=(d.phase,),
+                    prompts=(formula.prompt,),
+                    records=1,
+                    rel_l2=None,
+                    explained=None,
+                    equal=None,
+                    second=None,
+                    worst=None,
+                    shadow=d.distance,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -242,9 +259,18 @@ def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, m
     first = far[0] if far else judge_pair(pairs[0])
     prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])
     yield Finding(
-        kind="unknown", cause="no operation that was recorded", says=says, layer=first.layer, point=first.point,
+        kind="unknown",
+        cause="no operation that was recorded",
+        says=says,
+        layer=first.layer,
+        point=first.point,
         layers=tuple(sorted({v.layer for v in far if v.layer is not None})),
         phases=tuple(dict.fromkeys([*(v.phase for v in far), *("decode" for _ in pairs[:1])])),
-        prompts=tuple(sorted(prompts)), records=len(far) + len(pairs), rel_l2=first.rel_l2, explained=None, equal=None,
-        second=None, worst=first.worst,
-    )  # fmt: skip
+        prompts=tuple(sorted(prompts)),
+        records=len(far) + len(pairs),
+        rel_l2=first.rel_l2,
+        explained=None,
+        equal=None,
+        second=None,
+        worst=first.worst,
+    )

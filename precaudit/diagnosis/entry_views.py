@@ -71,11 +71,20 @@ def _finding(kind: str, cause: str, says: str, its: Sequence[PrefillDecodeRecord
     first = its[0]
     return msgspec.convert(
         {
-            "kind": kind, "cause": cause, "says": says, "layer": None if at is None or not at.step else at.step[-1],
-            "point": "outputs.logits" if at is None or not at.point else at.point, "layers": (),
-            "phases": (call_of(first.view),), "prompts": tuple(dict.fromkeys(p.prompt for p in its)),
-            "records": len(its), "rel_l2": first.f64_apart, "explained": None, "equal": None, "second": None,
+            "kind": kind,
+            "cause": cause,
+            "says": says,
+            "layer": None if at is None or not at.step else at.step[-1],
+            "point": "outputs.logits" if at is None or not at.point else at.point,
+            "layers": (),
+            "phases": (call_of(first.view),),
+            "prompts": tuple(dict.fromkeys(p.prompt for p in its)),
+            "records": len(its),
+            "rel_l2": first.f64_apart,
+            "explained": None,
+            "equal": None,
+            "second": None,
             "worst": None,
         },
         Finding,
-    )  # fmt: skip
+    )

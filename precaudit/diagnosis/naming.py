@@ -14,10 +14,11 @@ from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.candidates import variants
-from precaudit.references.mutations.fitting import Fit, fits, minimise
+from precaudit.references.mutations.fitting import Fit, fits
 from precaudit.references.mutations.forms import Form, Inputs, evaluate_form, usual_form
 from precaudit.references.mutations.heads import head_variants
 from precaudit.references.mutations.keys import missing_keys
+from precaudit.references.mutations.minimising import minimise
 from precaudit.references.mutations.parts import scaled_parts
 from precaudit.references.mutations.products import narrow_constants
 from precaudit.references.mutations.variants import Variant

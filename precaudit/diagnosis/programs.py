@@ -91,9 +91,13 @@ class Diagnosed(Brief):
 
 
 def diagnose_program(
-    opened: Opened, program: Program | str | None = None, tell: Advance = silent,
-    objective: str | None = None, look: Look | None = None, model: str | None = None,
-) -> Diagnosed:  # fmt: skip
+    opened: Opened,
+    program: Program | str | None = None,
+    tell: Advance = silent,
+    objective: str | None = None,
+    look: Look | None = None,
+    model: str | None = None,
+) -> Diagnosed:
     """Return the findings of a program's run, and write them beside it; compares it first where that was not done.
 
     ``look``: of some layers, points and cases alone; ``model``: held against the textbook of that model, by values.
@@ -300,14 +304,23 @@ def finding(
     says = ", ".join(filter(None, (says, calls_text((v.step for v in its), calls))))
     return msgspec.convert(
         {
-            "kind": kind, "cause": cause, "says": says, "layer": its[0].layer, "point": point,
+            "kind": kind,
+            "cause": cause,
+            "says": says,
+            "layer": its[0].layer,
+            "point": point,
             "layers": tuple(sorted({v.layer for v in its if v.layer is not None})),
             "phases": tuple(dict.fromkeys(v.phase for v in its)),
-            "prompts": tuple(dict.fromkeys(v.prompt for v in its)), "records": len(its),
-            "rel_l2": rel_l2, "explained": None, "equal": None, "second": None, "worst": None,
+            "prompts": tuple(dict.fromkeys(v.prompt for v in its)),
+            "records": len(its),
+            "rel_l2": rel_l2,
+            "explained": None,
+            "equal": None,
+            "second": None,
+            "worst": None,
         },
         Finding,
-    )  # fmt: skip
+    )
 
 
 def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array]]:

@@ -61,10 +61,15 @@ def finding_of(
     worst = max(group, key=_badness)
     e = records[(worst.kind, *worst.place)]
     shared: dict[str, Any] = {
-        "layer": worst.layer, "point": worst.point, "layers": () if worst.layer is None else (worst.layer,),
-        "phases": (worst.phase,), "prompts": tuple(sorted({v.prompt for v in group})), "records": len(group),
-        "rel_l2": e.rel_l2, "worst": e.worst,
-    }  # fmt: skip
+        "layer": worst.layer,
+        "point": worst.point,
+        "layers": () if worst.layer is None else (worst.layer,),
+        "phases": (worst.phase,),
+        "prompts": tuple(sorted({v.prompt for v in group})),
+        "records": len(group),
+        "rel_l2": e.rel_l2,
+        "worst": e.worst,
+    }
     if worst.kind == "state":
         return _state(recorded, model, e, group, shared)
     if worst.kind == "sums":
@@ -74,9 +79,14 @@ def finding_of(
     replayed = _replay(recorded, model, worst, known.get(worst.point, []), never)
     if replayed is None:
         return Finding(
-            kind="unknown", cause="inputs were not recorded", says=record_more(recorded), explained=None,
-            equal=None, second=None, **shared,
-        )  # fmt: skip
+            kind="unknown",
+            cause="inputs were not recorded",
+            says=record_more(recorded),
+            explained=None,
+            equal=None,
+            second=None,
+            **shared,
+        )
     found, at, rows, finite, operation = replayed
     axes = POINTS[worst.point].axes
     shared["positions"] = by_position(found.left, found.made, at)
@@ -84,16 +94,23 @@ def finding_of(
     broken = [w for w in recorded.run.record.warnings if w.startswith("weights:") and _of_layer(w, worst.layer)]
     if worst.status == "nonfinite" and broken:
         return Finding(
-            kind="semantics", cause="weights not finite", says="; ".join(broken), explained=None, equal=None,
-            second=None, **shared,
-        )  # fmt: skip
+            kind="semantics",
+            cause="weights not finite",
+            says="; ".join(broken),
+            explained=None,
+            equal=None,
+            second=None,
+            **shared,
+        )
     if worst.status == "nonfinite" and found.announced.closes:
         return _overflow(recorded, finite, shared, found)
     second = found.second
     rest: dict[str, Any] = {
-        "explained": json_number(found.best.explained), "equal": json_number(found.best.equal),
-        "second": None if second is None else (second.variant.name, json_number(second.explained)), **shared,
-    }  # fmt: skip
+        "explained": json_number(found.best.explained),
+        "equal": json_number(found.best.equal),
+        "second": None if second is None else (second.variant.name, json_number(second.explained)),
+        **shared,
+    }
     nameless = found.named is None or found.named.variant is found.announced.variant
     if nameless and finite and worst.status == "fail":
         other = whose(recorded, model, operation)
@@ -135,9 +152,14 @@ def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: R
     )
     best = found.announced
     return Finding(
-        kind=kind, cause=cause, says=says, explained=json_number(best.explained), equal=json_number(best.equal),
-        second=None, **shared,
-    )  # fmt: skip
+        kind=kind,
+        cause=cause,
+        says=says,
+        explained=json_number(best.explained),
+        equal=json_number(best.equal),
+        second=None,
+        **shared,
+    )
 
 
 def _of_layer(warning: str, layer: int | None) -> bool:
@@ -198,9 +220,14 @@ def _state(
     steps = tuple(sorted({g.step for g in group if g.prompt == e.prompt}))
     when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {spans(steps)}"
     return Finding(
-        kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=json_number(state.explained),
-        equal=None, second=None, **shared,
-    )  # fmt: skip
+        kind=state.kind,
+        cause=state.cause,
+        says=f"{state.says}; {when}",
+        explained=json_number(state.explained),
+        equal=None,
+        second=None,
+        **shared,
+    )
 
 
 def merge_findings(findings: Sequence[Finding]) -> list[Finding]:
@@ -217,7 +244,10 @@ def merge_findings(findings: Sequence[Finding]) -> list[Finding]:
             continue
         old = found[key]
         found[key] = msgspec.structs.replace(
-            old, layers=tuple(sorted({*old.layers, *f.layers})), phases=tuple(dict.fromkeys((*old.phases, *f.phases))),
-            prompts=tuple(sorted({*old.prompts, *f.prompts})), records=old.records + f.records,
-        )  # fmt: skip
+            old,
+            layers=tuple(sorted({*old.layers, *f.layers})),
+            phases=tuple(dict.fromkeys((*old.phases, *f.phases))),
+            prompts=tuple(sorted({*old.prompts, *f.prompts})),
+            records=old.records + f.records,
+        )
     return list(found.values())

@@ -9,8 +9,8 @@ import numpy as np
 from precaudit.diagnosis.named import NamedOperation, row_distances
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
-from precaudit.references.mutations.fitting import logarithmic, minimise
 from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
+from precaudit.references.mutations.minimising import logarithmic, minimise
 from precaudit.schema.limits.checks import SAME
 
 OTHER = "another scale of slots"

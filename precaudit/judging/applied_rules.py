@@ -84,7 +84,7 @@ class Rules:
             return verdict
         return Verdict.of(
             e, "fail", metric="rel_l2", scope="tensor", value=size, limit=limit, why=f"--limit {e.kind}={limit:g}"
-        )  # fmt: skip
+        )
 
     def _judge_by_budgets(self, e: ErrorRecord, its: Sequence[RunBudget]) -> Verdict | None:
         """Judge by budgets: a limit or ratchet stands in for the default rule, ``unexplained`` for its excess limit."""
@@ -122,7 +122,7 @@ class Rules:
         status: Status = "pass" if keeps_limit(metric, found[0], limit) else "fail"
         return Verdict.of(
             e, status, metric=metric, scope=entry.scope, value=found[0], limit=limit, index=found[1], why=entry.why
-        )  # fmt: skip
+        )
 
     def _ratchet(self, e: ErrorRecord, metric: str, factor: float) -> float | None:
         """Return max(factor × baseline, 2 × pooled emulated error): noise alone must not break a ratchet."""

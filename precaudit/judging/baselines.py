@@ -134,9 +134,15 @@ def provenance(run: Run) -> BaselineRecord:
     """Return where a run's errors come from: the first line of a baseline not yet frozen."""
     r = run.record
     return BaselineRecord(
-        schema=SCHEMA, model=r.model.id, weights=r.model.sha256, policy=r.policy, tokens=token_hashes(run),
-        device=r.device, versions=r.versions, run=r.id,
-    )  # fmt: skip
+        schema=SCHEMA,
+        model=r.model.id,
+        weights=r.model.sha256,
+        policy=r.policy,
+        tokens=token_hashes(run),
+        device=r.device,
+        versions=r.versions,
+        run=r.id,
+    )
 
 
 def token_hashes(run: Run) -> dict[str, str]:
@@ -218,9 +224,17 @@ def _frozen(errors: Iterable[ErrorRecord], before: RunBaseline | None) -> Iterab
         old = before.lines.get(frozen_place(e)) if before is not None else None
         first = old.first if old is not None and old.first is not None else e.rel_l2
         yield BaselineLine(
-            prompt=e.prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point, kind=e.kind, rel_l2=e.rel_l2,
-            mae=e.mae, max_diff=e.max_diff, first=first,
-        )  # fmt: skip
+            prompt=e.prompt,
+            phase=e.phase,
+            step=e.step,
+            layer=e.layer,
+            point=e.point,
+            kind=e.kind,
+            rel_l2=e.rel_l2,
+            mae=e.mae,
+            max_diff=e.max_diff,
+            first=first,
+        )
 
 
 def read_run_baseline(path: Path) -> RunBaseline:

@@ -20,9 +20,22 @@ from precaudit.schema.selection import PHASES, parse_layers
 from precaudit.schema.toml import of_table, toml_bytes, toml_table
 
 METRICS = (
-    "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",
-    "componentwise", "kl", "mismatched", "price",
-)  # fmt: skip
+    "rel_l2",
+    "mae",
+    "max_diff",
+    "cosine",
+    "max_ulp",
+    "bits_lost",
+    "snr",
+    "gain",
+    "mean",
+    "ratio",
+    "excess",
+    "componentwise",
+    "kl",
+    "mismatched",
+    "price",
+)
 AT_LEAST = ("cosine", "snr")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
 TABLES = ("budget", "rollout")  # of runs, of rollouts
@@ -87,9 +100,12 @@ class Terms:
 
 
 OF_RUNS = Terms(
-    METRICS, dict.fromkeys(("rel_l2", "mae", "max_diff"), 1.5), LimitRange(0, inf, "a finite number, 0 or more"),
-    {"cosine": LimitRange(-1, 1, "a cosine is between -1 and 1")}, ("limit", "unexplained", "ratchet", "unknown"),
-)  # fmt: skip
+    METRICS,
+    dict.fromkeys(("rel_l2", "mae", "max_diff"), 1.5),
+    LimitRange(0, inf, "a finite number, 0 or more"),
+    {"cosine": LimitRange(-1, 1, "a cosine is between -1 and 1")},
+    ("limit", "unexplained", "ratchet", "unknown"),
+)
 
 E = TypeVar("E", bound=TableEntry)
 K = TypeVar("K", bound="tuple[frozenset[Any] | None, ...]")

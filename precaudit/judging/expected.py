@@ -51,9 +51,15 @@ def missing_records(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
             problem = _problem(e, found, config, policy)
             if problem is not None:
                 yield Verdict(
-                    status=problem[0], kind="coverage", prompt=prompt, phase=e.phase, step=e.step, layer=e.layer,
-                    point=e.point, text=problem[1],
-                )  # fmt: skip
+                    status=problem[0],
+                    kind="coverage",
+                    prompt=prompt,
+                    phase=e.phase,
+                    step=e.step,
+                    layer=e.layer,
+                    point=e.point,
+                    text=problem[1],
+                )
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
                 yield from _missing_errors(prompt, e, seen, run.record.requested, config)
         yield from _missing_sums(run.record.requested, prompt, config, seen)
@@ -75,7 +81,7 @@ def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
 
 def _problem(
     e: ExpectedTensor, found: PointRecord | None, config: "DecoderConfig", policy: Policy
-) -> tuple[Status, str] | None:  # fmt: skip
+) -> tuple[Status, str] | None:
     if found is None:
         return "missing", "requested, not in the run"
     problem = misfit(e, positions_of(found), found.shape, config)
@@ -98,9 +104,15 @@ def _missing_errors(
     for kind in kinds:
         if (kind, prompt, *e.key) not in seen:
             yield Verdict(
-                status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
+                status="missing",
+                kind=kind,
+                prompt=prompt,
+                phase=e.phase,
+                step=e.step,
+                layer=e.layer,
+                point=e.point,
                 text="no such record in errors.jsonl; compare again without filters",
-            )  # fmt: skip
+            )
 
 
 def _missing_sums(asked: Requested, prompt: str, config: "DecoderConfig", seen: Container[Judged]) -> Iterator[Verdict]:
@@ -122,9 +134,14 @@ def _missing_sums(asked: Requested, prompt: str, config: "DecoderConfig", seen: 
             continue
         if (kind, prompt, phase, 0, layer, point) not in seen:
             yield Verdict(
-                status="missing", kind=kind, prompt=prompt, phase=phase, layer=layer, point=point,
+                status="missing",
+                kind=kind,
+                prompt=prompt,
+                phase=phase,
+                layer=layer,
+                point=point,
                 text="no such record in errors.jsonl; compare again without filters",
-            )  # fmt: skip
+            )
 
 
 def missing_formulas(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Iterator[Verdict]:
@@ -134,9 +151,15 @@ def missing_formulas(run: Run, prompts: Iterable[str], seen: Container[Judged]) 
         for phase, step, layer, point in formula_keys(run.record.requested, config, run.record.requested.phases):
             if ("formula", prompt, phase, step, layer, point) not in seen:
                 yield Verdict(
-                    status="missing", kind="formula", prompt=prompt, phase=phase, step=step, layer=layer, point=point,
+                    status="missing",
+                    kind="formula",
+                    prompt=prompt,
+                    phase=phase,
+                    step=step,
+                    layer=layer,
+                    point=point,
                     text="no such record in errors.jsonl; compare again with --formula and without filters",
-                )  # fmt: skip
+                )
 
 
 def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterator[Verdict]:
@@ -151,11 +174,15 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
         if not n.bitwise and not disturbance(n, noise) <= limits.ratio.at(1):
             size = f"step {n.step}, {' × '.join(map(str, n.shape))}" if n.shape else f"step {n.step}"
             yield Verdict(
-                status="unknown", kind="neutrality", prompt=", ".join(n.prompts), phase=n.phase, step=n.step,
+                status="unknown",
+                kind="neutrality",
+                prompt=", ".join(n.prompts),
+                phase=n.phase,
+                step=n.step,
                 text=f"recording changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}"
                 f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
                 "excess_precision=off, and look again",
-            )  # fmt: skip
+            )
         yield from other_products(n.predicted, n.prompts, n.phase, n.step)
     if run.record.program == "dump":
         return  # nothing was captured here
@@ -164,9 +191,11 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
     for phase in asked.phases:
         if phase in captured and phase not in checked:
             yield Verdict(
-                status="missing", kind="neutrality", phase=phase,
+                status="missing",
+                kind="neutrality",
+                phase=phase,
                 text=f"whether recording changed the {phase} logits was not checked; trace again",
-            )  # fmt: skip
+            )
 
 
 def _more(times: float, limits: Limits) -> str:
@@ -188,9 +217,15 @@ def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Ve
         for against, step in wanted:
             if (prompt, against, step) not in seen:
                 yield Verdict(
-                    status="missing", kind=f"{against}/decode", prompt=prompt, phase="decode", step=step,
-                    point=LOGITS, metric="top1", text="the two views of this position were not compared",
-                )  # fmt: skip
+                    status="missing",
+                    kind=f"{against}/decode",
+                    prompt=prompt,
+                    phase="decode",
+                    step=step,
+                    point=LOGITS,
+                    metric="top1",
+                    text="the two views of this position were not compared",
+                )
 
 
 def _seen_twice(asked: Requested) -> bool:
@@ -204,6 +239,12 @@ def absent(expected: Iterable[Judged], seen: Container[Judged], where: str) -> I
     for kind, prompt, phase, step, layer, point in expected:
         if (kind, prompt, phase, step, layer, point) not in seen:
             yield Verdict(
-                status="missing", kind=kind, prompt=prompt, phase=phase, step=step, layer=layer, point=point,
+                status="missing",
+                kind=kind,
+                prompt=prompt,
+                phase=phase,
+                step=step,
+                layer=layer,
+                point=point,
                 text=f"in the baseline {where}, not here",
-            )  # fmt: skip
+            )

@@ -27,8 +27,9 @@ def logits_figures(logits: Sequence[ErrorRecord]) -> dict[str, Number]:
         "kl": largest([x for d in spread for x in d.kl]),
     }
     counts: dict[str, Number] = {
-        "flips": sum(not x >= 1 for d in spread for x in d.top1), "positions": sum(len(d.top1) for d in spread)
-    }  # fmt: skip
+        "flips": sum(not x >= 1 for d in spread for x in d.top1),
+        "positions": sum(len(d.top1) for d in spread),
+    }
     return {name: x for name, x in found.items() if x is not None} | (counts if spread else {})
 
 

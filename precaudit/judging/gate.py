@@ -216,9 +216,10 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
         places = {(e.point, e.layer, e.phase, e.kind) for e in filed}
         layers = 1 + max((layer for _, layer, *_ in places if layer is not None), default=0)
         known = Known(
-            frozenset(point for point, *_ in places), frozenset(phase for *_, phase, _ in places),
+            frozenset(point for point, *_ in places),
+            frozenset(phase for *_, phase, _ in places),
             frozenset(kind for *_, kind in places),
-        )  # fmt: skip
+        )
         own = not known.points <= POINTS.keys()
         rules.budgets = resolve_budgets(read_budgets(budgets, known if own else None), budgets, layers, known)
     with without_collector():

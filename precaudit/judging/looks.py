@@ -69,9 +69,12 @@ def nameable_in(run: Opened | Run) -> Nameable:
 
 
 def look_at(
-    opened: Opened | Run, layers: Texts | None = None, points: Texts | None = None, phases: Texts | None = None,
+    opened: Opened | Run,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
     prompt: Texts | None = None,
-) -> Look | None:  # fmt: skip
+) -> Look | None:
     """Return a look at a run, as filters on the command line say it; None without any.
 
     ``phases``: of a program entry points; ``prompt``: prompts or cases. Raises UserError for what the run does not

@@ -80,9 +80,17 @@ class ForwardPool:
                 allowed = (limits.float32_ratio, limits.float32_gain)
             for metric, found, limit, text in zip(METRICS, (ratio, abs(over)), allowed, (told, signed), strict=True):
                 yield Verdict(
-                    status="pass" if found <= limit.at(n) else "fail", kind="forward", phase=phase, layer=layer,
-                    point=point, metric=metric, scope="run", value=found, limit=limit.at(n), text=text,
-                )  # fmt: skip
+                    status="pass" if found <= limit.at(n) else "fail",
+                    kind="forward",
+                    phase=phase,
+                    layer=layer,
+                    point=point,
+                    metric=metric,
+                    scope="run",
+                    value=found,
+                    limit=limit.at(n),
+                    text=text,
+                )
 
     def verdicts(self, limits: Limits) -> Iterator[Verdict]:
         """Yield a failing verdict for every layer and point with a median over its limit."""

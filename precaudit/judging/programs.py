@@ -245,9 +245,15 @@ def missing_program_records(opened: Opened, seen: Container[object]) -> Iterator
             for kind, p, layer in wanted:
                 if (kind, case, one.record.phase, call, layer, p.name) not in seen:
                     yield Verdict(
-                        status="missing", kind=kind, prompt=case, phase=one.record.phase, step=call, layer=layer,
-                        point=p.name, text="no error record of it",
-                    )  # fmt: skip
+                        status="missing",
+                        kind=kind,
+                        prompt=case,
+                        phase=one.record.phase,
+                        step=call,
+                        layer=layer,
+                        point=p.name,
+                        text="no error record of it",
+                    )
 
 
 def program_disturbances(opened: Opened) -> Iterator[Verdict]:
@@ -262,9 +268,15 @@ def program_provenance(opened: Opened) -> BaselineRecord:
     r = opened.record
     inputs = {case: r.hashes.get(file_of(r, i, 0, "inputs"), "") for i, case in enumerate(r.cases)}
     return BaselineRecord(
-        schema=r.schema, model=r.program, weights=r.weights, policy={}, tokens=inputs, device=r.device,
-        versions=r.versions, run=r.id,
-    )  # fmt: skip
+        schema=r.schema,
+        model=r.program,
+        weights=r.weights,
+        policy={},
+        tokens=inputs,
+        device=r.device,
+        versions=r.versions,
+        run=r.id,
+    )
 
 
 def program_budget_names(opened: Opened) -> Known:
@@ -304,10 +316,10 @@ def _on_gpu(run: ProgramRun) -> list[str]:
     counts = {way: sum(way in ways for ways in made) for way in ("1 TF32 pass", "rounded products")}
     says = {
         "1 TF32 pass": "{} of float32 operands in TF32, which keeps 11 of their 24 significant bits: precision="
-        "\"highest\", or jax.default_matmul_precision(\"highest\") around the program, keeps all",
+        '"highest", or jax.default_matmul_precision("highest") around the program, keeps all',
         "rounded products": "{} with each term rounded to its narrow format before the float32 sum, as XLA does to "
         "products with one row: preferred_element_type=float32 keeps the terms",
-    }  # fmt: skip
+    }
     number = {way: f"{n} product" if n == 1 else f"{n} products" for way, n in counts.items()}
     return [f"this GPU computes {text.format(number[way])}" for way, text in says.items() if counts[way]]
 

@@ -67,9 +67,7 @@ def _state(e: ErrorRecord) -> Verdict:
         return Verdict.of(e, "pass")
     index = e.rows[0][0] if e.rows else (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
     metric = "mismatched" if e.dtype != "uint32" else HASHED
-    return Verdict.of(
-        e, "fail", metric=metric, scope="token", value=float(e.mismatched), limit=0.0, index=index
-    )  # fmt: skip
+    return Verdict.of(e, "fail", metric=metric, scope="token", value=float(e.mismatched), limit=0.0, index=index)
 
 
 def _formula(e: ErrorRecord) -> Verdict:

@@ -47,8 +47,13 @@ class Verdict(Record, frozen=True):
     def of(cls, e: ErrorRecord, status: Status, **found: Any) -> "Verdict":
         """Return a verdict on an error record; what a message needs is copied for those that do not pass."""
         place: dict[str, Any] = {
-            "kind": e.kind, "prompt": e.prompt, "phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point,
-        }  # fmt: skip
+            "kind": e.kind,
+            "prompt": e.prompt,
+            "phase": e.phase,
+            "step": e.step,
+            "layer": e.layer,
+            "point": e.point,
+        }
         for key in ("value", "limit"):
             if key in found:
                 found[key] = json_number(found[key])
@@ -67,9 +72,16 @@ class Verdict(Record, frozen=True):
             found["value"] = json_number(found["value"])
         found.setdefault("metric", "top1")
         return cls(
-            status=status, kind=f"{p.against}/{p.view}", prompt=p.prompt, phase=p.view, step=p.step, point=LOGITS,
-            scope="token", index=p.position, **found,
-        )  # fmt: skip
+            status=status,
+            kind=f"{p.against}/{p.view}",
+            prompt=p.prompt,
+            phase=p.view,
+            step=p.step,
+            point=LOGITS,
+            scope="token",
+            index=p.position,
+            **found,
+        )
 
     @property
     def place(self) -> Place:
@@ -175,7 +187,11 @@ def other_products(p: Prediction | None, prompts: Sequence[str], phase: str, ste
     """Yield ``unknown`` where taps change the precision in which products are made."""
     if p is not None and p.moved:
         yield Verdict(
-            status="unknown", kind="neutrality", prompt=", ".join(prompts), phase=phase, step=step,
+            status="unknown",
+            kind="neutrality",
+            prompt=", ".join(prompts),
+            phase=phase,
+            step=step,
             text=f"with taps the compiler computes products in another precision ({'; '.join(p.moved)}): what is "
             "recorded is of another program; record fewer points, or ask for one precision (matmul=highest)",
-        )  # fmt: skip
+        )

@@ -67,9 +67,16 @@ class Integers:
 INTEGERS = {i.name: i for i in (Integers("int8", 8), Integers("int8/128", 8, 128), Integers("int4/128", 4, 128))}
 EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 ALIASES = {
-    "f64": "float64", "fp64": "float64", "f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16",
-    "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
-}  # fmt: skip
+    "f64": "float64",
+    "fp64": "float64",
+    "f32": "float32",
+    "fp32": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 
 
 ACCUMULATIONS = ("float16", "bfloat16", "float32")  # formats that sums are emulated in

@@ -46,7 +46,7 @@ class MeasuredArray:
 
 def measure_alone(
     stored: Array, reference: Array, spread: Sequence[Array], name: str, ties: bool = False
-) -> MeasuredArray:  # fmt: skip
+) -> MeasuredArray:
     """Return an array's local error, as comparing a run would record it.
 
     ``stored``: in its own format; ``reference``: FP64 of its shape; ``spread``: what honest programs make of the same
@@ -68,7 +68,7 @@ def measure_alone(
     sums = np.broadcast_to(SPREAD * rms, r.shape) if ties and form.unit_roundoff > SINGLE else None
     yard = Yardstick(
         axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed, sums=sums
-    )  # fmt: skip
+    )
     honest = np.where(np.isfinite(emulated), emulated, d.reference)
     found = yard.residue(honest)
     numbers = sizes(rows, r, axes, range(len(rows)))
@@ -83,10 +83,19 @@ def measure_alone(
         numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
     unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
     record = ErrorRecord(
-        prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
-        unexplained=unexplained, slices=found.slices,
-        ratio=json_number(ratio(norm(d.error), norm(emulated - r))), **numbers,
-    )  # fmt: skip
+        prompt="",
+        phase="",
+        step=0,
+        layer=None,
+        point=name,
+        kind="local",
+        candidate=name,
+        reference="fp64",
+        unexplained=unexplained,
+        slices=found.slices,
+        ratio=json_number(ratio(norm(d.error), norm(emulated - r))),
+        **numbers,
+    )
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(widen(stored) - reference) & (widen(stored) != reference)
     return MeasuredArray(record, yard, honest, shape, bad)

@@ -45,9 +45,15 @@ def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) 
             if (why := _not_judged(view, place, e)) is not None:
                 e = place.record("policy", e.candidate, e.reference, skipped=why)
             yield msgspec.structs.replace(
-                e, kind="policy", prompt=case, phase=phase, step=call, layer=pair.step, point=pair.shown.name,
+                e,
+                kind="policy",
+                prompt=case,
+                phase=phase,
+                step=call,
+                layer=pair.step,
+                point=pair.shown.name,
                 reference=named,
-            )  # fmt: skip
+            )
 
 
 def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:

@@ -60,10 +60,12 @@ class References:
         ``lengths``: how long it was when its rows were turned, where that tells (precaudit/schema/lengths.py).
         """
         parts = (
-            computed_by(READS), weights, msgspec.json.encode(config).decode(),
+            computed_by(READS),
+            weights,
+            msgspec.json.encode(config).decode(),
             np.asarray(tokens, np.int64).tobytes().hex(),
             *(() if lengths is None else (lengths.astype(np.int64).tobytes().hex(),)),
-        )  # fmt: skip
+        )
         return cls(root / hashlib.sha256("|".join(parts).encode()).hexdigest()[:32])
 
     def name(self, layer: int | None, point: str, rows: Array) -> str:

@@ -23,9 +23,12 @@ class CachePair(NamedTuple):
 
 
 def read_caches(
-    book: MappedTextbook, values: Sequence[Mapping[str, Array]], expected: Mapping[tuple[int | None, str], Array],
-    sequences: Sequence[Tokens], calls: Sequence[slice],
-) -> dict[Pair, list[CachePair]]:  # fmt: skip
+    book: MappedTextbook,
+    values: Sequence[Mapping[str, Array]],
+    expected: Mapping[tuple[int | None, str], Array],
+    sequences: Sequence[Tokens],
+    calls: Sequence[slice],
+) -> dict[Pair, list[CachePair]]:
     """Return the caches that the map names, in every call; raises UserError where one has fewer slots than rows."""
     found: dict[Pair, list[CachePair]] = {}
     for pair in book.pairs:

@@ -120,10 +120,20 @@ class Yardstick:
             return float("inf")
         found = found or self.residue(emulated)
         e = ErrorRecord(
-            prompt="", phase="", step=0, layer=None, point="", kind="local", candidate="", reference="",
-            dtype=self.dtype, n=self.candidate.size, unexplained=found.unexplained, scopes=found.scopes,
+            prompt="",
+            phase="",
+            step=0,
+            layer=None,
+            point="",
+            kind="local",
+            candidate="",
+            reference="",
+            dtype=self.dtype,
+            n=self.candidate.size,
+            unexplained=found.unexplained,
+            scopes=found.scopes,
             slices=found.slices,
-        )  # fmt: skip
+        )
         return badness(e)
 
 
@@ -149,9 +159,15 @@ def left_of(candidate: Array, emulated: Array, reference: Array, sums: Array | N
 
 
 def residue_of(
-    sums: Sums, noise: Noise, positions: Array, axes: str, dtype: str, share: float,
-    far: tuple[float, tuple[int, ...]], slices_of: dict[str, WorstSlice] | None = None,
-) -> Residue:  # fmt: skip
+    sums: Sums,
+    noise: Noise,
+    positions: Array,
+    axes: str,
+    dtype: str,
+    share: float,
+    far: tuple[float, tuple[int, ...]],
+    slices_of: dict[str, WorstSlice] | None = None,
+) -> Residue:
     """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``.
 
     ``slices_of``: the worst slices of an array whose axes nobody has named.
@@ -164,9 +180,13 @@ def residue_of(
     if by_head:
         scopes["head"] |= by_head
     found = Unexplained(
-        rel_l2=json_number(share), u=json_number(share / FORMATS[dtype].unit_roundoff), excess=json_number(whole),
-        gain=tensor["gain"], mean=tensor["mean"], componentwise=(json_number(far[0]), own_index(far[1], axes)),
-    )  # fmt: skip
+        rel_l2=json_number(share),
+        u=json_number(share / FORMATS[dtype].unit_roundoff),
+        excess=json_number(whole),
+        gain=tensor["gain"],
+        mean=tensor["mean"],
+        componentwise=(json_number(far[0]), own_index(far[1], axes)),
+    )
     return Residue(found, scopes, slices)
 
 

@@ -167,8 +167,9 @@ def stored_sequences(opened: Opened, book: MappedTextbook, case: str) -> Stored:
     rows = row_shapes(book.config)
     caches = {
         pair: [as_cache(pair, x[pair.shown.name], len(ids), rows[MADE[pair.point]], book.where) for x in stored]
-        for pair in book.pairs if POINTS[pair.point].state
-    }  # fmt: skip
+        for pair in book.pairs
+        if POINTS[pair.point].state
+    }
     keyed = _keyed(book, stored, calls, len(ids))
     return Stored(seen, keyed, caches, calls, sequences)
 
@@ -209,9 +210,13 @@ def _sequences(
 
 
 def _real(
-    opened: Opened, book: MappedTextbook, case: str, given: tuple[Array, list[slice]],
-    seen: Mapping[tuple[int | None, str], Array], near: float,
-) -> Array:  # fmt: skip
+    opened: Opened,
+    book: MappedTextbook,
+    case: str,
+    given: tuple[Array, list[slice]],
+    seen: Mapping[tuple[int | None, str], Array],
+    near: float,
+) -> Array:
     """Return which rows [B, T] of all calls are a sequence's and not padding: as the map says, or as is found."""
     ids, calls = given
     real, leaf = np.ones(ids.shape, bool), book.names.lengths
@@ -259,8 +264,9 @@ def _keyed(
             as_keyed(pair, x[pair.shown.name], (batch, heads, at.stop - at.start), book.where)
             for x, at in zip(values, calls, strict=True)
         ]
-        for pair in book.pairs if POINTS[pair.point].over_keys
-    }  # fmt: skip
+        for pair in book.pairs
+        if POINTS[pair.point].over_keys
+    }
 
 
 def textbook_errors(opened: Opened, book: MappedTextbook, case: str, made: Shown) -> Iterator[ErrorRecord]:
@@ -325,10 +331,14 @@ def formula_numbers(seen: Array, expected: Array, positions: Array | None = None
     if len(real) > 1:
         scopes["row"] = {"rel_l2": (json_number(each[worst]), int(batch[worst]))}
     return {
-        "dtype": "float64", "n": error.size, "nonfinite": int((~np.isfinite(error)).sum()), "excluded": excluded,
-        "max_diff": json_number(float(np.abs(error).max())), "rel_l2": json_number(whole / base if base else whole),
+        "dtype": "float64",
+        "n": error.size,
+        "nonfinite": int((~np.isfinite(error)).sum()),
+        "excluded": excluded,
+        "max_diff": json_number(float(np.abs(error).max())),
+        "rel_l2": json_number(whole / base if base else whole),
         "scopes": scopes,
-    }  # fmt: skip
+    }
 
 
 def _record(

@@ -78,9 +78,11 @@ class ProgramNames(Layout, frozen=True, forbid_unknown_fields=True):
         points = {name: seen for name, seen in {**self.points, **own.points}.items() if seen is not False}
         start = Input(record.start) if record.start is not None else None
         found = {
-            "tokens": _first(own.tokens, self.tokens, record.tokens, 0), "start": _first(own.start, self.start, start),
-            "lengths": _first(own.lengths, self.lengths, record.lengths), "batch": _first(own.batch, self.batch),
-        }  # fmt: skip
+            "tokens": _first(own.tokens, self.tokens, record.tokens, 0),
+            "start": _first(own.start, self.start, start),
+            "lengths": _first(own.lengths, self.lengths, record.lengths),
+            "batch": _first(own.batch, self.batch),
+        }
         return msgspec.structs.replace(self, points=points, entries={}, **found)
 
 

@@ -39,9 +39,13 @@ class CacheState(NamedTuple):
 
 
 def caches(
-    first: Mapping[str, Array], second: Mapping[str, Array], rows: Sequence[Written], c: DecoderConfig, batch: int,
+    first: Mapping[str, Array],
+    second: Mapping[str, Array],
+    rows: Sequence[Written],
+    c: DecoderConfig,
+    batch: int,
     turned: bool,
-) -> dict[tuple[int, int], CacheState]:  # fmt: skip
+) -> dict[tuple[int, int], CacheState]:
     """Return {(layer, sequence): cache} of rows that the first call made, out of both calls' input leaves.
 
     ``turned``: rows are keys. Empty unless every row is found.

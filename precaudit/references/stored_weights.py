@@ -51,7 +51,11 @@ def _exact_logits(
     tell(0, 1, "FP64 of the weights as they are stored")
     rows = [recorded.logit_rows(s.prompt) for s in sequences]
     forward(
-        Model(recorded.config, checkpoint.tensors.read_tensor), [np.asarray(s.tokens) for s in sequences], [FP64],
-        Wanted({LOGITS}, (), rows), emit, lengths=[s.lengths for s in sequences],
-    )  # fmt: skip
+        Model(recorded.config, checkpoint.tensors.read_tensor),
+        [np.asarray(s.tokens) for s in sequences],
+        [FP64],
+        Wanted({LOGITS}, (), rows),
+        emit,
+        lengths=[s.lengths for s in sequences],
+    )
     return found

@@ -115,10 +115,18 @@ def view_case(opened: Opened, book: MappedTextbook, case: str) -> Viewed:
     }
     points = tuple(dict.fromkeys(p.point for p in stored.pairs))
     asked = Requested(
-        prompts=tuple(names), layers=tuple(range(book.config.layers)), points=points, support=(),
-        phases=_phases(first, len(stored.calls)), positions=None, every_logit=True,
-        decode_steps=len(stored.calls) - 1, batch=len(names), pad="right", tokens_from=None,
-    )  # fmt: skip
+        prompts=tuple(names),
+        layers=tuple(range(book.config.layers)),
+        points=points,
+        support=(),
+        phases=_phases(first, len(stored.calls)),
+        positions=None,
+        every_logit=True,
+        decode_steps=len(stored.calls) - 1,
+        batch=len(names),
+        pad="right",
+        tokens_from=None,
+    )
     announced = opened.record.policy
     policy = announced_policy(announced) if announced is not None else stored_policy(stored)
     record = _record(opened, book, policy, asked)
@@ -223,11 +231,22 @@ def _hold(found: Viewed, run: ViewedRun, place: Place, values: Array, positions:
     key = f"{place.prompt}/{place.phase}/{place.step}/{place.layer}/{place.point}"
     run.arrays[key] = values
     found.index[place] = PointRecord(
-        prompt=place.prompt, phase=place.phase, step=place.step, layer=place.layer, point=place.point,
-        axes=tuple(POINTS[place.point].axes), shape=values.shape, dtype=values.dtype.name,
-        positions=(int(positions[0]), int(positions[-1]) + 1), rows="range", file="", key=key, hash="", support=False,
+        prompt=place.prompt,
+        phase=place.phase,
+        step=place.step,
+        layer=place.layer,
+        point=place.point,
+        axes=tuple(POINTS[place.point].axes),
+        shape=values.shape,
+        dtype=values.dtype.name,
+        positions=(int(positions[0]), int(positions[-1]) + 1),
+        rows="range",
+        file="",
+        key=key,
+        hash="",
+        support=False,
         stats=NO_STATS,
-    )  # fmt: skip
+    )
 
 
 def _record(opened: Opened, book: MappedTextbook, policy: Policy, asked: Requested) -> RunRecord:
@@ -235,7 +254,18 @@ def _record(opened: Opened, book: MappedTextbook, policy: Policy, asked: Request
     config: dict[str, Any] = msgspec.to_builtins(book.config)
     model = ModelRecord(id=of.program, reference=of.program, sha256=of.weights, config=config)
     return RunRecord(
-        schema=1, id=of.id, model=model, policy=asdict(policy), requested=asked, device=of.device, device_count=1,
-        versions=of.versions, xla_flags="", commit=None, command=of.command, started=of.started, program="other",
+        schema=1,
+        id=of.id,
+        model=model,
+        policy=asdict(policy),
+        requested=asked,
+        device=of.device,
+        device_count=1,
+        versions=of.versions,
+        xla_flags="",
+        commit=None,
+        command=of.command,
+        started=of.started,
+        program="other",
         finished=of.finished,
-    )  # fmt: skip
+    )

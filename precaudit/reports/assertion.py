@@ -19,7 +19,7 @@ LEADING = "axis"  # what an axis is called whose meaning nobody said
 
 def assertion_message(
     verdict: Verdict, record: ErrorRecord, alone: Alone, expected: float, off: int, axes: Sequence[str]
-) -> str:  # fmt: skip
+) -> str:
     """Return why an array is not its reference up to rounding.
 
     ``expected``: the relative error of rounding alone; ``off``: elements whose errors are beyond it.

@@ -28,20 +28,24 @@ def bisect_report(found: Bisection, trials: Sequence[BisectionTrial], folder: st
     columns = (HEADS[found.find], "answer", *_figure_names(found), "times", "s")
     table = Table("", columns, rows, (HEADS[found.find], "answer"))
     facts = (
-        ("A", f"{asked.good}: good{_figure(found, found.good)}"), ("B", f"{asked.bad}: bad{_figure(found, found.bad)}"),
+        ("A", f"{asked.good}: good{_figure(found, found.good)}"),
+        ("B", f"{asked.bad}: bad{_figure(found, found.bad)}"),
         ("test", f"{asked.test}, against {'FP64' if asked.against == 'fp64' else 'A'}"),
         ("trials", f"{found.trials}, {found.made} of them ran now, {found.unknown} could not be judged"),
-    )  # fmt: skip
+    )
     return Report(
         Headline("?" if found.proof == "open" else "✓", f"{_sentence(found)}{_proof(found)}."),
         (
-            Section("What was asked", facts=facts), Section("Trials", tables=(table,), lines=KEY),
+            Section("What was asked", facts=facts),
+            Section("Trials", tables=(table,), lines=KEY),
             Section("Where they part", lines=_parting(found), tables=_compiled(found)),
         ),
         notes=tuple(f"note: {n}" for n in found.notes),
-        ending=(f"Trials: {folder}/trials.jsonl; what was found: {folder}/bisect.json",), command="bisect",
-        title=f"{asked.subject} by {asked.by}", records=[found, *trials],
-    )  # fmt: skip
+        ending=(f"Trials: {folder}/trials.jsonl; what was found: {folder}/bisect.json",),
+        command="bisect",
+        title=f"{asked.subject} by {asked.by}",
+        records=[found, *trials],
+    )
 
 
 def _parting(found: Bisection) -> tuple[str, ...]:
@@ -73,9 +77,11 @@ def _sentence(found: Bisection) -> str:
     asked, first = found.asked, found.sets[0]
     named = ", ".join(first)
     if found.find == "first":
-        return f"{named} is the first that breaks {asked.test}" if len(first) == 1 else (
-            f"one of {len(first)}, {first[0]} to {first[-1]}, breaks {asked.test}"
-        )  # fmt: skip
+        return (
+            f"{named} is the first that breaks {asked.test}"
+            if len(first) == 1
+            else (f"one of {len(first)}, {first[0]} to {first[-1]}, breaks {asked.test}")
+        )
     verb = "break" if found.find == "cause" else "mend"
     does = f"{verb}s {asked.test}"
     of = f"of {len(asked.changes)} that differ"

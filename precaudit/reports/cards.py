@@ -254,9 +254,11 @@ def _probe_card(p: "Probed") -> Card:
     taken = sum(r.unknown is None for r in p.records)
     replaced = sum(r.honoured == "replaced" for r in p.records)
     facts = (
-        ("shapes", _names_text(shapes)), ("products", f"{taken:,} of {len(p.records):,} are taken"),
-        ("replaced", f"{replaced:,}"), ("exit code", str(p.exit_code)),
-    )  # fmt: skip
+        ("shapes", _names_text(shapes)),
+        ("products", f"{taken:,} of {len(p.records):,} are taken"),
+        ("replaced", f"{replaced:,}"),
+        ("exit code", str(p.exit_code)),
+    )
     bad = () if p.judgement is None else p.judgement.verdicts[:WORST]
     return Card(f"Products of attention scores on {p.device}", facts, tuple(map(verdict_message, bad)))
 
@@ -278,8 +280,12 @@ def _register_others() -> None:
     from precaudit.references.comparison.between import Between
 
     cards: dict[type, Any] = {
-        Between: _between, Diagnosis: _diagnosis, Diagnosed: _diagnosis_card, Subject: _subject,
-        Checked: _gradcheck_card, Probed: _probe_card,
-    }  # fmt: skip
+        Between: _between,
+        Diagnosis: _diagnosis,
+        Diagnosed: _diagnosis_card,
+        Subject: _subject,
+        Checked: _gradcheck_card,
+        Probed: _probe_card,
+    }
     for kind, made in cards.items():
         card_of.register(kind)(made)

@@ -12,9 +12,10 @@ SHOWN = 4  # operations that are named
 MOST = 12  # that have a row
 FAR = 10.0  # times what decode makes: beyond it a mismatch is not decode's
 SAYS = {
-    "state": "state: a cache differs from what was written", "formula": "formula: the program is not the reference",
+    "state": "state: a cache differs from what was written",
+    "formula": "formula: the program is not the reference",
     "nonfinite": "values are not finite",
-}  # fmt: skip
+}
 
 
 def cause_sentences(found: Sequence[TokenCause], formats: dict[str, str]) -> Iterator[str]:

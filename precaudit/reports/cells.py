@@ -19,8 +19,10 @@ from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import is_call
 
 KINDS = {  # what a map shows: kinds of records
-    "local": ("local", "policy", "state", "sums", "product"), "forward": ("forward",), "formula": ("formula",),
-}  # fmt: skip
+    "local": ("local", "policy", "state", "sums", "product"),
+    "forward": ("forward",),
+    "formula": ("formula",),
+}
 MAP_OF = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
 
@@ -112,10 +114,13 @@ def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[st
 
 
 def map_cells(
-    errors: Sequence[ErrorRecord], suspects: Container[tuple[str, Place]] = (), verdicts: Iterable[Verdict] = (),
-    keeps: Callable[[ErrorRecord], bool] = lambda _: True, told: Callable[[CellGroups], object] = lambda _: None,
+    errors: Sequence[ErrorRecord],
+    suspects: Container[tuple[str, Place]] = (),
+    verdicts: Iterable[Verdict] = (),
+    keeps: Callable[[ErrorRecord], bool] = lambda _: True,
+    told: Callable[[CellGroups], object] = lambda _: None,
     every: int = 1 << 10,
-) -> dict[str, list[Cell]]:  # fmt: skip
+) -> dict[str, list[Cell]]:
     """Return the cells of all maps, in one pass over the records, every verdict of the gate in one of them.
 
     ``keeps``: whether a record is looked at; ``told`` is called with what there is after so many records (``every``).
@@ -250,9 +255,11 @@ def _sizes(e: ErrorRecord) -> str:
 
 def _status_text(e: ErrorRecord) -> str:
     if e.kind == "state":
-        return f"{e.mismatched} elements or rows are not as they were written, bit for bit" if e.mismatched else (
-            "bit for bit as it was written"
-        )  # fmt: skip
+        return (
+            f"{e.mismatched} elements or rows are not as they were written, bit for bit"
+            if e.mismatched
+            else ("bit for bit as it was written")
+        )
     found = worst_number(e, default_limits())
     if found is None:
         return "there is nothing to judge it by"

@@ -80,9 +80,17 @@ def _report(found: Comparison, verdict: Headline | None, verbose: bool, every: b
         said = [explained_by(errors), largest(errors), *comparison_sentences(errors, found.prefill_decode, verbose)]
     section = Section(tables=tuple(t for t in tables if t is not None), lines=tuple(f"- {x}" for x in said if x))
     return Report(
-        verdict, (section,), notes, tuple(ending), command="compare", title=title(r), subtitle=subtitle(r), facts=facts,
-        records=errors, folds=True,
-    )  # fmt: skip
+        verdict,
+        (section,),
+        notes,
+        tuple(ending),
+        command="compare",
+        title=title(r),
+        subtitle=subtitle(r),
+        facts=facts,
+        records=errors,
+        folds=True,
+    )
 
 
 def between_report(found: "Between", verdict: Headline | None = None, every: bool = False) -> Report:

@@ -119,9 +119,11 @@ def shares_text(s: Shares) -> str:
     name, _, token = s.objective.partition(":")
     of = f"token {token}" if token else "FP64's top-1"
     what = {
-        "margin": "top-1 margin", "logprob": f"log-probability of {of}", "kl": "KL from FP64",
+        "margin": "top-1 margin",
+        "logprob": f"log-probability of {of}",
+        "kl": "KL from FP64",
         "distance": "distance from FP64",
-    }[name]  # fmt: skip
+    }[name]
     head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
     if s.remainder > ADDITIVE:
         return f"{head}not additive: single errors do not explain {100 * s.remainder:.0f} % of it"

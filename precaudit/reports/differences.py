@@ -23,9 +23,13 @@ Known = Sequence[ErrorRecord] | None
 
 
 def difference_verdict(
-    pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: str = "", asked: Container[str] | None = None,
+    pairs: Sequence[ErrorRecord],
+    mine: Known,
+    other: Known,
+    unjudged: str = "",
+    asked: Container[str] | None = None,
     weights: str = "",
-) -> Headline:  # fmt: skip
+) -> Headline:
     """Return the first sentence on run A against run B.
 
     ``mine``, ``other``: the records of each against FP64, None where it was not compared (``unjudged``: the command
@@ -90,9 +94,9 @@ def pair_cells(pairs: Sequence[ErrorRecord], mine: Known, other: Known) -> list[
     counts: dict[tuple[int | None, str], Counter[str]] = {}
     for e in pairs:
         size = None if e.numberless is not None else 0.0 if not _differs(e) else _times(e, *noises) if noises else None
-        status: Status = "nonfinite" if e.nonfinite else "unknown" if size is None else (
-            "pass" if size <= limit else "fail"
-        )  # fmt: skip
+        status: Status = (
+            "nonfinite" if e.nonfinite else "unknown" if size is None else ("pass" if size <= limit else "fail")
+        )
         key, known = (e.layer, e.point), e.numberless is None
         told = f"relative difference {digits(e.rel_l2)}" if known else ""
         cell = Cell(e.layer, e.point, status, size, e, {}, told)

@@ -14,9 +14,15 @@ from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.records.base import value
 
 METRICS = (
-    "kl", "k3_kl", "ppl_ratio", "rollout_is_eff_sample_size", "rollout_probs_diff_mean", "abs_diff_p99", "abs_diff_max",
+    "kl",
+    "k3_kl",
+    "ppl_ratio",
+    "rollout_is_eff_sample_size",
+    "rollout_probs_diff_mean",
+    "abs_diff_p99",
+    "abs_diff_max",
     "clip_fraction",
-)  # fmt: skip
+)
 
 
 def drawn_verdict(d: Drawn) -> Headline:
@@ -54,17 +60,30 @@ def _of_answers(h: HeldAnswers) -> Headline:
 def timing_table(d: Drawn) -> Table:
     """Return a row for every policy and loop, and for every policy that cannot run."""
     columns = (
-        "policy", "loop", "compile s", "prefill s", "decode ms a token", "first / it", "host", "tokens/s",
+        "policy",
+        "loop",
+        "compile s",
+        "prefill s",
+        "decode ms a token",
+        "first / it",
+        "host",
+        "tokens/s",
         "speed / first",
-    )  # fmt: skip
+    )
     rows: list[tuple[str, ...]] = [
         (
-            t.policy, t.loop, f"{t.compile:.1f}", _spread(t.prefill), _spread(t.decode_ms), _spread(t.decode_ratio),
+            t.policy,
+            t.loop,
+            f"{t.compile:.1f}",
+            _spread(t.prefill),
+            _spread(t.decode_ms),
+            _spread(t.decode_ratio),
             _host(t),
-            _spread(t.tokens_per_second), _spread(t.ratio),
+            _spread(t.tokens_per_second),
+            _spread(t.ratio),
         )
         for t in d.timings
-    ]  # fmt: skip
+    ]
     rows += [(r.policy, "cannot run", *[""] * 7) for r in d.refused]
     t = d.timings[0]
     title = f"sampling {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: " + (
@@ -87,11 +106,14 @@ def loops(found: Sequence[ProgramTiming]) -> Table:
     """Return a row for every loop of a program."""
     rows = [
         (
-            t.loop, "" if t.compile is None else f"{t.compile:.1f}", _spread(t.call_ms), _spread(t.ratio),
+            t.loop,
+            "" if t.compile is None else f"{t.compile:.1f}",
+            _spread(t.call_ms),
+            _spread(t.ratio),
             t.why or ("the first's" if t.same else "other bits"),
         )
         for t in found
-    ]  # fmt: skip
+    ]
     title = f"{found[0].program}: {found[0].calls} calls, median of {found[0].rounds} rounds (smallest, largest)"
     return Table(title, ("loop", "compile s", "ms a call", "first / it", "outputs"), tuple(rows), ("loop", "outputs"))
 

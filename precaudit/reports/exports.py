@@ -156,9 +156,15 @@ def _log_offline(place: Path, name: str, found: list[Scalar], verdict: list[str]
     import wandb
 
     settings = wandb.Settings(
-        console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True,
-        x_disable_machine_info=True, x_save_requirements=False,
-    )  # fmt: skip
+        console="off",
+        silent=True,
+        disable_git=True,
+        save_code=False,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
     config = {"verdict": verdict}
     run = wandb.init(mode="offline", dir=str(place), project="precaudit", name=name, config=config, settings=settings)
     steps: dict[int, dict[str, float]] = {}

@@ -47,6 +47,13 @@ def gate_report(j: Judgement, run: str, verbose: bool = False, causes: Causes = 
 def _row(j: Judgement, g: Group) -> tuple[str, ...]:
     v = g.first
     return (
-        v.status, place_text_of(v), j.sources.get(v.point, ""), v.kind, f"{v.metric} {v.scope}".strip() or v.text,
-        digits(v.value), digits(v.limit), rest(g).strip(" ()"), v.why,
-    )  # fmt: skip
+        v.status,
+        place_text_of(v),
+        j.sources.get(v.point, ""),
+        v.kind,
+        f"{v.metric} {v.scope}".strip() or v.text,
+        digits(v.value),
+        digits(v.limit),
+        rest(g).strip(" ()"),
+        v.why,
+    )

@@ -87,10 +87,16 @@ def gather(run: Recalled) -> Gathered:
         else _of_run(run.folder, manifest, "lines", LineRemedy)
     )
     return Gathered(
-        run.folder, run.errors, run.compared, run.program, run.sources, judgement=said,
-        findings=findings_of(run.folder, said), shares=_of_run(run.folder, manifest, "shares", Shares),
+        run.folder,
+        run.errors,
+        run.compared,
+        run.program,
+        run.sources,
+        judgement=said,
+        findings=findings_of(run.folder, said),
+        shares=_of_run(run.folder, manifest, "shares", Shares),
         remedies=changes,
-    )  # fmt: skip
+    )
 
 
 def findings_of(folder: Path, said: Judgement) -> tuple[Finding, ...] | None:

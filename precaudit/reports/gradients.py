@@ -27,9 +27,16 @@ def gradient_report(c: Checked) -> Report:
     )
     notes = (*(f"also: {text}" for text in c.conclusions[1:]), *(f"note: {text}" for text in c.notes))
     return Report(
-        _verdict(c), sections, notes, command="gradcheck", title=c.name, subtitle=f"{on} · {counts}", words=WORDS,
-        facts=(("cases", on), ("versions", ", ".join(f"{k} {v}" for k, v in c.versions.items()))), records=c.records,
-    )  # fmt: skip
+        _verdict(c),
+        sections,
+        notes,
+        command="gradcheck",
+        title=c.name,
+        subtitle=f"{on} · {counts}",
+        words=WORDS,
+        facts=(("cases", on), ("versions", ", ".join(f"{k} {v}" for k, v in c.versions.items()))),
+        records=c.records,
+    )
 
 
 def _verdict(c: Checked) -> Headline:
@@ -55,9 +62,11 @@ def distance_table(c: Checked) -> Table:
                 rows.append((array, side, *_cells(mine)))
     return Table(
         "distance from FP64 (roundings: half ulps of the exact element; the worst of the seeds)",
-        ("array", "side", "format", "roundings", "of the norm", "verdicts"), tuple(rows),
-        left=("array", "side", "format", "verdicts"), keys=2,
-    )  # fmt: skip
+        ("array", "side", "format", "roundings", "of the norm", "verdicts"),
+        tuple(rows),
+        left=("array", "side", "format", "verdicts"),
+        keys=2,
+    )
 
 
 def cases_table(c: Checked) -> Table:
@@ -83,8 +92,20 @@ def _cell(found: list[ArrayFinding]) -> str:
 def failures(c: Checked) -> Table:
     """Return a row a verdict that is no pass: where, which number is over which limit, the worst element."""
     rows = [_failure(f) for f in c.found if f.verdict.status != "pass"]
-    columns = ("case", "array", "side", "verdict", "metric", "value", "limit", "roundings", "worst at", "it is", "FP64",
-               "why")  # fmt: skip
+    columns = (
+        "case",
+        "array",
+        "side",
+        "verdict",
+        "metric",
+        "value",
+        "limit",
+        "roundings",
+        "worst at",
+        "it is",
+        "FP64",
+        "why",
+    )
     left = ("case", "array", "side", "verdict", "metric", "worst at", "why")
     return Table("", columns, tuple(rows), left, keys=3)
 

@@ -28,19 +28,29 @@ from precaudit.schema.records.base import Number, value
 
 POINTS = 80  # of a heat map: those that err most
 MAPS = {
-    "local": ("Local error, unexplained", "Each operation by itself, from its own recorded inputs: the worst of its "
-              "numbers over its limit. Above 1 it is more than rounding."),
-    "forward": ("Forward error", "The whole model against FP64 on the same tokens: the largest error over the "
-                "error of the declared policy's rounding."),
-    "formula": ("Formula", "The program's formulas in FP64 against those of the reference: the distance over the limit "
-                "of what is the same formula. No rounding is in it."),
-}  # fmt: skip
+    "local": (
+        "Local error, unexplained",
+        "Each operation by itself, from its own recorded inputs: the worst of its "
+        "numbers over its limit. Above 1 it is more than rounding.",
+    ),
+    "forward": (
+        "Forward error",
+        "The whole model against FP64 on the same tokens: the largest error over the "
+        "error of the declared policy's rounding.",
+    ),
+    "formula": (
+        "Formula",
+        "The program's formulas in FP64 against those of the reference: the distance over the limit "
+        "of what is the same formula. No rounding is in it.",
+    ),
+}
 THEMED = charts.Palette(
     **{name: f"var(--{name})" for name in ("ink", "muted", "line", "paper", "none", "on_hot")},
-    cool=tuple(f"var(--cool{i})" for i in range(5)), hot=tuple(f"var(--hot{i})" for i in range(3)),
+    cool=tuple(f"var(--cool{i})" for i in range(5)),
+    hot=tuple(f"var(--hot{i})" for i in range(3)),
     series=tuple(f"var(--series{i})" for i in range(6)),
     font="system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
-)  # fmt: skip
+)
 
 
 def render(folder: Path) -> str:
@@ -57,10 +67,17 @@ def gathered_page(found: Gathered) -> str:
     data = {"charts": {c.id: c.spec for c in (*maps, *parts)}, **_stories(found, shown)}
     scripts = [_libraries(), templates.template_file("report.js")]
     return as_html(
-        r, "report.html", maps=maps, bands={k: charts.bands(k)[:-1] for k in MAPS}, units=charts.TITLES,
-        at_first=first_map(shown), sentences=_sentences(found),
-        data=script(data), scripts=scripts, policy=templates.policy(scripts),
-    )  # fmt: skip
+        r,
+        "report.html",
+        maps=maps,
+        bands={k: charts.bands(k)[:-1] for k in MAPS},
+        units=charts.TITLES,
+        at_first=first_map(shown),
+        sentences=_sentences(found),
+        data=script(data),
+        scripts=scripts,
+        policy=templates.policy(scripts),
+    )
 
 
 def run_report(found: Gathered) -> Report:
@@ -70,9 +87,15 @@ def run_report(found: Gathered) -> Report:
     lacking = (f"{s.heading}: {' '.join(filter(None, s.missing))}" for s in sections if s.empty and s.missing[0])
     notes = [f"note: {n}" for n in dict.fromkeys([*lacking, *found.judgement.notes, *warned])]
     return Report(
-        _verdict(found), sections, tuple(notes), command="report", title=title(found.record),
-        subtitle=subtitle(found.record), facts=facts_of(found.record), words=SHOWN,
-    )  # fmt: skip
+        _verdict(found),
+        sections,
+        tuple(notes),
+        command="report",
+        title=title(found.record),
+        subtitle=subtitle(found.record),
+        facts=facts_of(found.record),
+        words=SHOWN,
+    )
 
 
 def _sections(found: Gathered) -> Iterator[Section]:
@@ -84,35 +107,54 @@ def _sections(found: Gathered) -> Iterator[Section]:
         yield Section(
             "How the error of the residual stream grows" if of_model else "How errors grow over steps",
             "Forward error, relative, the median of all records of a layer; dashed: the error of the declared "
-            "policy's rounding.", menu="Growth",
+            "policy's rounding.",
+            menu="Growth",
             charts=(_chart("growth", "Growth", charts.growth_chart(found.errors, THEMED)),),
-        )  # fmt: skip
+        )
     if found.compared is not None:
         yield Section(
-            "The worst tokens", "Where the forward error of a token is largest, over an emulated policy's (ratio). KL: "
-            "of the prediction after it, where its logits were recorded.", (_tokens(found.compared),), menu="Tokens",
-        )  # fmt: skip
+            "The worst tokens",
+            "Where the forward error of a token is largest, over an emulated policy's (ratio). KL: "
+            "of the prediction after it, where its logits were recorded.",
+            (_tokens(found.compared),),
+            menu="Tokens",
+        )
         pairs = prefill_decode_table(found.compared.prefill_decode)
         yield Section(
-            "Prefill against decode", f"{pairs.title}." if pairs else "", (replace(pairs, title=""),) if pairs else (),
-            menu="Prefill and decode", missing=("not recorded. Run:", "precaudit trace … --phases prefill,decode"),
-        )  # fmt: skip
+            "Prefill against decode",
+            f"{pairs.title}." if pairs else "",
+            (replace(pairs, title=""),) if pairs else (),
+            menu="Prefill and decode",
+            missing=("not recorded. Run:", "precaudit trace … --phases prefill,decode"),
+        )
     if diagnosed:
         gains = charts.remedies_chart(found.remedies, THEMED) if found.remedies else None
         yield Section(
-            "What would help, and what it costs", _remedies_say(found.remedies or ()), tuple(_remedies(found)),
-            menu="Remedies", charts=() if gains is None else (_chart("remedies", "Remedies", gains, width=760),),
+            "What would help, and what it costs",
+            _remedies_say(found.remedies or ()),
+            tuple(_remedies(found)),
+            menu="Remedies",
+            charts=() if gains is None else (_chart("remedies", "Remedies", gains, width=760),),
             missing=("diagnosis measured no change of this run.", ""),
-        )  # fmt: skip
+        )
         known = [s for s in found.shares or () if s.unknown is None and s.shares]
         yield Section(
-            "Which operations change the output", "Share: what each operation's own error adds to the change of an "
-            "output; the largest are shown." if known else "", parts=tuple(
-                Section(f"{s.prompt}: {s.objective}", f"{said[:1].upper()}{said[1:]}.", charts=(
-                    _chart(f"share{i}", "", charts.shares_chart(s, THEMED), width=760),
-                )) for i, s in enumerate(known) for said in [shares_text(s)]
-            ), menu="Shares", missing=("diagnosis could not share out the change of this run's outputs.", ""),
-        )  # fmt: skip
+            "Which operations change the output",
+            "Share: what each operation's own error adds to the change of an output; the largest are shown."
+            if known
+            else "",
+            parts=tuple(
+                Section(
+                    f"{s.prompt}: {s.objective}",
+                    f"{said[:1].upper()}{said[1:]}.",
+                    charts=(_chart(f"share{i}", "", charts.shares_chart(s, THEMED), width=760),),
+                )
+                for i, s in enumerate(known)
+                for said in [shares_text(s)]
+            ),
+            menu="Shares",
+            missing=("diagnosis could not share out the change of this run's outputs.", ""),
+        )
     yield Section("Every layer and point", tables=(replace(_details(found), title=""),), menu="Details", folded=True)
 
 
@@ -226,9 +268,11 @@ def _remedies(found: Gathered) -> Iterator[Table]:
     """Yield what changes gain and cost as a table."""
     if rows := [_line(r) if isinstance(r, LineRemedy) else _part(r) for r in found.remedies or ()]:
         of_lines = isinstance((found.remedies or ())[0], LineRemedy)
-        columns = ("line", "gain", "±", "before", "after", "flips", "bytes more", "text") if of_lines else (
-            "change", "gain", "KL", "prefill", "decode", "memory", "flips", "how"
-        )  # fmt: skip
+        columns = (
+            ("line", "gain", "±", "before", "after", "flips", "bytes more", "text")
+            if of_lines
+            else ("change", "gain", "KL", "prefill", "decode", "memory", "flips", "how")
+        )
         yield Table("", columns, tuple(rows), ("change", "line", "how", "text"))
 
 

@@ -13,8 +13,9 @@ from precaudit.schema.records.base import value
 
 P = TypeVar("P", bound=Hashable)
 NOTHING = {
-    "errors": "there are no local, forward or state records", "rollouts": "give --budgets or --baseline",
-}  # fmt: skip
+    "errors": "there are no local, forward or state records",
+    "rollouts": "give --budgets or --baseline",
+}
 
 
 @dataclass

@@ -110,14 +110,27 @@ def _phases(found: Linted) -> Table:
         made = count_by_unit(v)
         rows.append(
             (
-                v.phase, f"{n['seconds']:.1f}", *(f"{n[key] / 1e6:,.1f}" for key in MEMORY), f"{n['flops']:.1e}",
+                v.phase,
+                f"{n['seconds']:.1f}",
+                *(f"{n[key] / 1e6:,.1f}" for key in MEMORY),
+                f"{n['flops']:.1e}",
                 *(f"{made[key]:,}" for key in ("passes1", "passes3", "passes6", "vector")),
             )
-        )  # fmt: skip
+        )
     if found.views and found.views[0].compiled is None:
         return Table("", ("phase", "products"), tuple(rows), ("phase",))
-    columns = ("phase", "compile s", "args MB", "out MB", "temp MB", "flops", "1 pass", "3 passes",
-               "6 passes", "vector unit")  # fmt: skip
+    columns = (
+        "phase",
+        "compile s",
+        "args MB",
+        "out MB",
+        "temp MB",
+        "flops",
+        "1 pass",
+        "3 passes",
+        "6 passes",
+        "vector unit",
+    )
     return Table("What a phase takes; products by unit:", columns, tuple(rows), ("phase",))
 
 
@@ -125,12 +138,17 @@ def _exchanged(found: Linted) -> Table:
     """Return a row for each collective of the partitioned program; none without a mesh."""
     rows = tuple(
         (
-            x.phase, x.kind, x.point, str(x.chips), x.format, f"{x.times:,}",
+            x.phase,
+            x.kind,
+            x.point,
+            str(x.chips),
+            x.format,
+            f"{x.times:,}",
             "?" if x.bytes is None else f"{x.bytes:,}",
             "the sum is rounded with every chip" if x.rounds else "",
         )
         for x in found.exchanged
-    )  # fmt: skip
+    )
     columns = ("phase", "collective", "point", "chips", "format", "times", "bytes", "adds")
     words = ("phase", "collective", "point", "format", "adds")
     return Table("What chips exchange; bytes on one chip, of all layers in a step:", columns, rows, words)
@@ -155,23 +173,33 @@ def sarif(found: Linted, rules: Sequence[Rule], version: str) -> dict[str, Any]:
     """Return a SARIF 2.1.0 log (OASIS) of one run; a finding without a line has none."""
     described = [
         {
-            "id": r.id, "shortDescription": {"text": r.title}, "fullDescription": {"text": r.why},
-            "help": {"text": f"{r.fix}. Rests on: {r.rests}."}, "defaultConfiguration": {"level": LEVELS[r.severity]},
+            "id": r.id,
+            "shortDescription": {"text": r.title},
+            "fullDescription": {"text": r.why},
+            "help": {"text": f"{r.fix}. Rests on: {r.rests}."},
+            "defaultConfiguration": {"level": LEVELS[r.severity]},
         }
         for r in rules
-    ]  # fmt: skip
+    ]
     ids = [r.id for r in rules]
     results = [
         {
-            "ruleId": f.rule, "ruleIndex": ids.index(f.rule), "level": LEVELS[f.severity],
-            "message": {"text": f"{f.says} To change: {f.fix}."}, "locations": _locations(f),
+            "ruleId": f.rule,
+            "ruleIndex": ids.index(f.rule),
+            "level": LEVELS[f.severity],
+            "message": {"text": f"{f.says} To change: {f.fix}."},
+            "locations": _locations(f),
             "properties": {
-                "severity": f.severity, "phase": f.phase, "point": f.point, "layers": f.layers,
-                "count": f.count, "target": f.target,
+                "severity": f.severity,
+                "phase": f.phase,
+                "point": f.point,
+                "layers": f.layers,
+                "count": f.count,
+                "target": f.target,
             },
         }
         for f in sorted(found.findings, key=lambda f: SEVERITIES.index(f.severity))
-    ]  # fmt: skip
+    ]
     driver = {"name": "precaudit", "version": version, "rules": described}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 

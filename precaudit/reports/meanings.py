@@ -9,13 +9,43 @@ OWN = {
     "margin": "Top-1 minus top-2 logit: here how far it is from FP64's.",
     "price": "What a change costs: time, or bytes of its results.",
 }
-ALIASES = {"NaN or inf": "NaN", "in u": "u", "bit-equal records": "bit-equal", "KL before": "KL", "KL after": "KL",
-           "gain of a change": "gain", "explained by": "explained"}  # fmt: skip
+ALIASES = {
+    "NaN or inf": "NaN",
+    "in u": "u",
+    "bit-equal records": "bit-equal",
+    "KL before": "KL",
+    "KL after": "KL",
+    "gain of a change": "gain",
+    "explained by": "explained",
+}
 SHOWN = (
-    "local", "forward", "limit", "unexplained", "explained", "excess", "componentwise", "gain", "ratio", "u", "KL",
-    "mae", "max_diff", "rel_l2", "NaN", "gap", "top-1", "near tie", "match", "FP64", "bit-equal",
-    "input suspect", "margin", "flips", "share", "price",
-)  # fmt: skip
+    "local",
+    "forward",
+    "limit",
+    "unexplained",
+    "explained",
+    "excess",
+    "componentwise",
+    "gain",
+    "ratio",
+    "u",
+    "KL",
+    "mae",
+    "max_diff",
+    "rel_l2",
+    "NaN",
+    "gap",
+    "top-1",
+    "near tie",
+    "match",
+    "FP64",
+    "bit-equal",
+    "input suspect",
+    "margin",
+    "flips",
+    "share",
+    "price",
+)
 
 
 def meaning(word: str) -> str:

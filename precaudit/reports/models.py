@@ -89,7 +89,16 @@ def _variations(c: DecoderConfig) -> str:
 
 def _megabytes(c: DecoderConfig, points: tuple[str, ...]) -> str:
     requested = Requested(
-        prompts=("p",), layers=tuple(range(c.layers)), points=points, support=(), phases=PHASES, positions=None,
-        every_logit=False, decode_steps=STEPS, batch=1, pad="right", tokens_from=None,
-    )  # fmt: skip
+        prompts=("p",),
+        layers=tuple(range(c.layers)),
+        points=points,
+        support=(),
+        phases=PHASES,
+        positions=None,
+        every_logit=False,
+        decode_steps=STEPS,
+        batch=1,
+        pad="right",
+        tokens_from=None,
+    )
     return f"{predicted_bytes(requested, c, load_policy('bf16'), [TOKENS]) / 1e6:,.1f} MB"

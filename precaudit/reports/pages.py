@@ -62,9 +62,15 @@ def as_html(r: Report, template: str = "sections.html", **more: Any) -> str:
     """
     sections = [x for s in r.shown_on("html") if (x := _section(s))]
     given = {
-        "command": r.command, "title": r.title, "subtitle": r.subtitle, "verdict": r.headline, "sections": sections,
-        "notes": _notes(r), "facts": r.facts, "words": _meanings(r.words),
-    }  # fmt: skip
+        "command": r.command,
+        "title": r.title,
+        "subtitle": r.subtitle,
+        "verdict": r.headline,
+        "sections": sections,
+        "notes": _notes(r),
+        "facts": r.facts,
+        "words": _meanings(r.words),
+    }
     return str(templates.page(template).render(**given, **more))
 
 

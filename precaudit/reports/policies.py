@@ -105,14 +105,19 @@ def row_texts(row: PolicyRow) -> tuple[str, ...]:
     """Return a row as text."""
     if row.why is not None:
         return (row.policy, *[""] * (len(COLUMNS) - 2), f"? {row.why}")
-    explained = f"all {row.operations:,}" if row.explained == row.operations else (
-        f"{row.explained:,} of {row.operations:,}"
-    )  # fmt: skip
+    explained = (
+        f"all {row.operations:,}" if row.explained == row.operations else (f"{row.explained:,} of {row.operations:,}")
+    )
     return (
-        row.policy, short(row.local, "unknown"), row.where, explained if row.operations else "unknown",
+        row.policy,
+        short(row.local, "unknown"),
+        row.where,
+        explained if row.operations else "unknown",
         short(row.logits, "unknown"),
-        short(row.kl, "unknown"), f"{row.flips:,} of {row.positions:,}" if row.positions else "unknown", row.verdict,
-    )  # fmt: skip
+        short(row.kl, "unknown"),
+        f"{row.flips:,} of {row.positions:,}" if row.positions else "unknown",
+        row.verdict,
+    )
 
 
 def policy_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

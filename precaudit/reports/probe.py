@@ -19,9 +19,14 @@ LEFT = ("operands", "way", "result", "arithmetic", "as asked")
 def probe_report(p: Probed, every: bool = False) -> Report:
     """Return the report of a probe; ``every``: a row a way, the refused ones among them."""
     return Report(
-        _verdict(p), (Section(tables=tuple(_tables(p, every))),), tuple(_notes(p)), command="probe",
-        title=f"attention scores on {p.device}", words=("rel_l2", "max_diff", "FP64", "unknown"), records=p.records,
-    )  # fmt: skip
+        _verdict(p),
+        (Section(tables=tuple(_tables(p, every))),),
+        tuple(_notes(p)),
+        command="probe",
+        title=f"attention scores on {p.device}",
+        words=("rel_l2", "max_diff", "FP64", "unknown"),
+        records=p.records,
+    )
 
 
 def _verdict(p: Probed) -> Headline:

@@ -93,8 +93,9 @@ def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]
     every = [one.record for one in opened.entries]
     return [
         _row(p, by_point[r.phase, p.name], f"{r.entry} {p.name}" if len(every) > 1 else p.name)
-        for r in every for p in (*r.judged_points, *r.outputs)
-    ]  # fmt: skip
+        for r in every
+        for p in (*r.judged_points, *r.outputs)
+    ]
 
 
 @dataclass

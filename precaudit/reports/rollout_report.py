@@ -38,9 +38,16 @@ def rollout_report(t: RolloutStory) -> Report:
     verdict = rollouts.parity_verdict(t.parities[0]) if t.drawn is None else drawn.drawn_verdict(t.drawn)
     notes = rollouts.parity_notes(t.parities[0]) if t.drawn is None else drawn.drawing_notes(t.drawn)
     return Report(
-        verdict, tuple(_sections(t)), tuple(notes), command="rollout", title=t.origin.model,
-        subtitle=f"{policies} on {t.origin.device}", facts=_facts(t.origin), words=WORDS, records=_records(t),
-    )  # fmt: skip
+        verdict,
+        tuple(_sections(t)),
+        tuple(notes),
+        command="rollout",
+        title=t.origin.model,
+        subtitle=f"{policies} on {t.origin.device}",
+        facts=_facts(t.origin),
+        words=WORDS,
+        records=_records(t),
+    )
 
 
 def loops_report(found: Sequence[ProgramTiming]) -> Report:
@@ -64,13 +71,17 @@ def _sections(t: RolloutStory) -> Iterator[Section]:
         yield Section("What sampling takes", tables=(drawn.timing_table(t.drawn),))
         yield Section(tables=(drawn.parity_table(t.drawn),), only="terminal")
     yield Section(
-        "Quantiles of |Δ log p|", "Nats; first clipped: the smallest index of a token with ρ outside [0.8, 1.2].",
-        (rollouts.quantiles(t.parities),), only="pages",
-    )  # fmt: skip
+        "Quantiles of |Δ log p|",
+        "Nats; first clipped: the smallest index of a token with ρ outside [0.8, 1.2].",
+        (rollouts.quantiles(t.parities),),
+        only="pages",
+    )
     yield Section(
-        "Mismatch, under verl's names", "First the side that sampled, then the one it is compared with.",
-        tuple(rollouts.metrics(p) for p in t.parities), only="pages" if t.drawn is not None else "",
-    )  # fmt: skip
+        "Mismatch, under verl's names",
+        "First the side that sampled, then the one it is compared with.",
+        tuple(rollouts.metrics(p) for p in t.parities),
+        only="pages" if t.drawn is not None else "",
+    )
     if t.drawn is not None and t.drawn.answers:
         yield Section("Answers", tables=(drawn.answers_table(t.drawn),), lines=tuple(drawn.answer_lines(t.drawn)))
     farthest = tuple((p, w) for p in t.parities if (w := rollouts.worst_sequences(p)).rows)
@@ -79,9 +90,12 @@ def _sections(t: RolloutStory) -> Iterator[Section]:
     yield Section("Sequences that differ most", tables=tables, only=alone)
     why = tuple(line for c in t.causes for line in cause_sentences([c], load_policy(c.policy).settings()))
     yield Section(
-        "What explains the worst tokens", "Each operation's share of decode's log p less a trainer's prefill's.",
-        (cause_table(t.causes),), lines=why, only="pages",
-    )  # fmt: skip
+        "What explains the worst tokens",
+        "Each operation's share of decode's log p less a trainer's prefill's.",
+        (cause_table(t.causes),),
+        lines=why,
+        only="pages",
+    )
     if why:
         head = "why the worst tokens differ between decode and a trainer's prefill:"
         yield Section(lines=("", head, *why), only="terminal")
@@ -114,7 +128,10 @@ def _facts(run: RolloutRun) -> Facts:
     """Return what was run, as (name, value)."""
     trainer = [("trainer", run.trainer["name"])] if run.trainer else []
     return (
-        ("model", f"{run.model}, weights {run.weights[:12]}…"), ("policies", ", ".join(run.policies)), *trainer,
-        *((name.replace("_", " "), told) for name, told in run.asked.items()), ("device", run.device),
+        ("model", f"{run.model}, weights {run.weights[:12]}…"),
+        ("policies", ", ".join(run.policies)),
+        *trainer,
+        *((name.replace("_", " "), told) for name, told in run.asked.items()),
+        ("device", run.device),
         *run.versions.items(),
-    )  # fmt: skip
+    )

@@ -66,10 +66,18 @@ def worst_sequences(p: Parity) -> Table:
         assert r.worst is not None
         at, token, ours, theirs = r.worst
         first = r.mismatch.first_divergence
-        rows.append((
-            r.id or "", str(r.mismatch.tokens), cell(r, "kl"), cell(r, "abs_diff_max"), f"{at} (id {token})",
-            f"{value(ours):.8g}", f"{value(theirs):.8g}", "" if first is None else str(first),
-        ))  # fmt: skip
+        rows.append(
+            (
+                r.id or "",
+                str(r.mismatch.tokens),
+                cell(r, "kl"),
+                cell(r, "abs_diff_max"),
+                f"{at} (id {token})",
+                f"{value(ours):.8g}",
+                f"{value(theirs):.8g}",
+                "" if first is None else str(first),
+            )
+        )
     columns = ("sequence", "tokens", "kl", "max |Δ log p|", "at token", "engine", trainer, "first clipped")
     return Table(f"sequences whose log-probabilities are farthest from {trainer}", columns, tuple(rows), ("sequence",))
 

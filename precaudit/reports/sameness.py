@@ -25,9 +25,12 @@ def sameness_report(cases: Sequence[Sameness]) -> Report:
     return Report(
         Headline(MARKS[worst.answer], f"{' and '.join(worst.programs)}{of} {worst.says}."),
         (Section("Where, and what", lines=tuple(lines)), outputs if table.rows else _held(cases)),
-        command="same", title=" and ".join(worst.programs), subtitle=f"{len(cases)} cases", words=("point", "FP64"),
+        command="same",
+        title=" and ".join(worst.programs),
+        subtitle=f"{len(cases)} cases",
+        words=("point", "FP64"),
         records=tuple(cases),
-    )  # fmt: skip
+    )
 
 
 def _held(cases: Sequence[Sameness]) -> Section:
@@ -36,7 +39,7 @@ def _held(cases: Sequence[Sameness]) -> Section:
     rows = tuple(
         (case, t.tensor, t.dtype, _held_text(t), "" if t.off is None else short(t.off), t.axes, t.source)
         for case, t in each
-    )  # fmt: skip
+    )
     title = "tensors of the dump, and the program's values in FP64 that they match"
     columns = ("case", "tensor", "format", "is", "error", "axes", "at")
     words = tuple(c for c in columns if c != "error")

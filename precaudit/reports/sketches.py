@@ -18,9 +18,7 @@ def sketch_report(found: SketchComparison) -> Report:
     table = Table("", COLUMNS, rows, left=("point", "where"))
     unknown = dict.fromkeys(r.unknown for r in found.records if r.unknown)
     each = (f"{sum(r.unknown == why for r in found.records)} values have no estimate: {why}" for why in unknown)
-    faults = [
-        f"state: {f.point}{_layer(f.layer)} ({f.case}, {f.phase} {f.call}): {f.why}" for f in found.faults[:5]
-    ]  # fmt: skip
+    faults = [f"state: {f.point}{_layer(f.layer)} ({f.case}, {f.phase} {f.call}): {f.why}" for f in found.faults[:5]]
     state = f"state: {found.caches - len(found.faults)} of {found.caches} caches hold the rows that were written"
     ending = (f"Records: {folder}/sketches.jsonl" for folder in found.folders)
     notes = (*each, *found.lacking, *([state] if found.caches else []), *faults)
@@ -63,10 +61,15 @@ def _row(name: str, records: list[SketchRecord]) -> tuple[str, ...]:
     largest = [[value(x) for r in records if (x := r.largest[i]) is not None] for i in (0, 1)]
     odd = [[x for r in records if (x := r.nonfinite[i]) is not None] for i in (0, 1)]
     return (
-        name, str(len(records)), str(sum(r.equal for r in records)), _rel(worst),
-        "" if not worst.within else f"{worst.within:.0%}", ", ".join([where, *spots]) if not worst.equal else "",
-        *(f"{max(x):.6g}" if x else "" for x in largest), *(str(sum(x)) if x else "" for x in odd),
-    )  # fmt: skip
+        name,
+        str(len(records)),
+        str(sum(r.equal for r in records)),
+        _rel(worst),
+        "" if not worst.within else f"{worst.within:.0%}",
+        ", ".join([where, *spots]) if not worst.equal else "",
+        *(f"{max(x):.6g}" if x else "" for x in largest),
+        *(str(sum(x)) if x else "" for x in odd),
+    )
 
 
 def _size(r: SketchRecord) -> float:

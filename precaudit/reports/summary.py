@@ -69,11 +69,14 @@ class _Group:
     def line(self, layer: int | None, point: str) -> SummaryLine:
         fails = self.blamed is not None and not self.blamed[1].passes
         return SummaryLine(
-            layer=layer, point=point, forward=self.forward,
+            layer=layer,
+            point=point,
+            forward=self.forward,
             local=self.blamed[0] if fails and self.blamed is not None else self.local,
-            blame=None if self.blamed is None else self.blamed[1], nonfinite=self.nonfinite,
+            blame=None if self.blamed is None else self.blamed[1],
+            nonfinite=self.nonfinite,
             unknown=tuple(sorted(self.unknown)),
-        )  # fmt: skip
+        )
 
 
 def _least(a: Attribution) -> tuple[bool, float]:
@@ -298,8 +301,11 @@ def comparison_sentences(
 ) -> list[str]:
     """Return what a reader should take away, most important first; ``whole``: with every size."""
     found = [
-        local_sentence(errors), accumulation_sentence(errors, whole), state_sentence(errors), formula_sentence(errors),
+        local_sentence(errors),
+        accumulation_sentence(errors, whole),
+        state_sentence(errors),
+        formula_sentence(errors),
         prefill_decode_sentence(pairs),
         weights_sentence(errors),
-    ]  # fmt: skip
+    ]
     return [s for s in found if s]

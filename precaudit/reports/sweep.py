@@ -59,7 +59,7 @@ KEY = (
     "ms: a prompt token and a sampled one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
     "excess: the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
     "k3_kl: sampled tokens against the policy's own prefill; front: nothing that passes is both nearer and faster",
-)  # fmt: skip
+)
 
 WIDTH = 640  # pixels of the picture
 FRONT = "Orange: no policy that passes is both nearer and faster. A mark without a name is named in the table."
@@ -69,11 +69,7 @@ def front(rows: Sequence[SweepRow]) -> list[str]:
     """Return the Pareto front of policies that pass: none has both less KL from FP64 and less time a drawn token."""
     known = [(r.policy, *_costs(r)) for r in rows if r.why is None and r.errors is not None]
     sound = [k for k in known if k[1] == k[1] and k[2] == k[2]]
-    return [
-        name
-        for name, kl, ms in sound
-        if not any(a <= kl and b <= ms and (a, b) != (kl, ms) for _, a, b in sound)
-    ]  # fmt: skip
+    return [name for name, kl, ms in sound if not any(a <= kl and b <= ms and (a, b) != (kl, ms) for _, a, b in sound)]
 
 
 def _costs(row: SweepRow) -> tuple[float, float]:
@@ -125,9 +121,21 @@ def _is_judged(row: SweepRow) -> bool:
 def _table(rows: Sequence[SweepRow], tpu: str | None) -> Table:
     """Return a row a policy."""
     columns = [
-        "policy", "prefill ms", "×", "decode ms", "×", "MB", "excess", LOGITS, "KL", "top-1", "first flip", "k3_kl",
-        "front", "verdict",
-    ]  # fmt: skip
+        "policy",
+        "prefill ms",
+        "×",
+        "decode ms",
+        "×",
+        "MB",
+        "excess",
+        LOGITS,
+        "KL",
+        "top-1",
+        "first flip",
+        "k3_kl",
+        "front",
+        "verdict",
+    ]
     cells = [_cells(r) for r in rows]
     if any(r.errors is not None and r.errors.stored_kl is not None for r in rows):
         columns.insert(9, STORED_KL)
@@ -146,30 +154,45 @@ def _cells(r: SweepRow) -> list[str]:
         return [r.policy, *[""] * 12, f"? {r.why}"]
     equal = e.positions - e.flips
     return [
-        r.policy, *map(digits, (r.prefill_ms, r.prefill_ratio, r.decode_ms, r.decode_ratio)),
-        "" if r.memory is None else f"{r.memory / 1e6:,.0f}", digits(e.excess), short(e.logits, "unknown"),
+        r.policy,
+        *map(digits, (r.prefill_ms, r.prefill_ratio, r.decode_ms, r.decode_ratio)),
+        "" if r.memory is None else f"{r.memory / 1e6:,.0f}",
+        digits(e.excess),
+        short(e.logits, "unknown"),
         short(e.kl, "unknown"),
-        f"{equal:,} of {e.positions:,}" if e.positions else "unknown", e.flip or "none", short(r.k3_kl, "unknown"),
-        "●" if r.front else "", e.verdict,
-    ]  # fmt: skip
+        f"{equal:,} of {e.positions:,}" if e.positions else "unknown",
+        e.flip or "none",
+        short(r.k3_kl, "unknown"),
+        "●" if r.front else "",
+        e.verdict,
+    ]
 
 
 def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
     """Return KL from FP64 against milliseconds a sampled token, a mark a policy, the front in another colour."""
     alt = altair_of()
     data: list[dict[str, Any]] = [
-        {"policy": _plainly(r.policy), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front,
-         "log": log10(value(r.errors.kl))}
+        {
+            "policy": _plainly(r.policy),
+            "kl": value(r.errors.kl),
+            "ms": value(r.decode_ms),
+            "front": r.front,
+            "log": log10(value(r.errors.kl)),
+        }
         for r in rows
         if r.errors is not None and r.why is None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
-    ]  # fmt: skip
+    ]
     marks = powers([x["kl"] for x in data])
     base = alt.Chart(data_of(named_apart(data, "policy", "ms", "log"))).encode(
         alt.X("ms:Q", title="milliseconds a sampled token", scale=alt.Scale(zero=False, padding=30)),
-        alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"),
-              axis=alt.Axis(format=".0e", values=marks)),
+        alt.Y(
+            "kl:Q",
+            title="largest KL from FP64, nats",
+            scale=alt.Scale(type="log"),
+            axis=alt.Axis(format=".0e", values=marks),
+        ),
         tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],
-    )  # fmt: skip
+    )
     color = alt.condition("datum.front", alt.value(palette.series[1]), alt.value(palette.series[0]))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(color=color)
     return style(alt.layer(dots, *named_marks(base, palette)), palette, 340)

@@ -29,10 +29,19 @@ def detail(errors: Sequence[ErrorRecord]) -> Table:
         for kind, e in (("forward", x.forward), ("local", x.local)):
             if e is not None:
                 blame = _blame(x) if kind == "local" else f"×{value(e.ratio):.2g}"
-                rows.append((
-                    _layer(x.layer), x.point, kind, short(e.mae), short(e.max_diff), short(e.rel_l2),
-                    str(e.nonfinite or ""), blame, row_place(e),
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        _layer(x.layer),
+                        x.point,
+                        kind,
+                        short(e.mae),
+                        short(e.max_diff),
+                        short(e.rel_l2),
+                        str(e.nonfinite or ""),
+                        blame,
+                        row_place(e),
+                    )
+                )
         if x.unknown:
             rows.append((_layer(x.layer), x.point, "unknown", "", "", "", "", "; ".join(x.unknown), ""))
     columns = ("layer", "point", "kind", "mae", "max_diff", "rel_l2", "NaN", "explained by", "worst")
@@ -99,12 +108,22 @@ def prefill_decode_table(
         first = p.prefill_last_top1 is not None
         if every or first or not p.match or p.f64_match is False or p.f64_apart is not None or parts_beyond_rounding(p):
             views = p.against if p.view == "decode" else f"{p.against} ({p.view})"
-            rows.append((
-                p.prompt, views if first else f"{views} {p.step}", str(p.position),
-                token(p.prefill_top1), token(p.decode_top1), token(p.f64_top1),
-                digits(p.prefill_gap), digits(p.decode_gap),
-                digits(p.f64_gap), _match(p), short(p.kl), short(p.max_diff),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    p.prompt,
+                    views if first else f"{views} {p.step}",
+                    str(p.position),
+                    token(p.prefill_top1),
+                    token(p.decode_top1),
+                    token(p.f64_top1),
+                    digits(p.prefill_gap),
+                    digits(p.decode_gap),
+                    digits(p.f64_gap),
+                    _match(p),
+                    short(p.kl),
+                    short(p.max_diff),
+                )
+            )
     columns = ("prompt", "against", "position", "top-1", "decode", "FP64", "gap", "decode", "FP64", "match", "KL")
     title = "Prefill against decode at the same position: top-1 tokens and gaps to the second"
     left = ("prompt", "against", "match")
@@ -150,10 +169,18 @@ def pair_by_point(errors: Sequence[ErrorRecord]) -> Table:
         cells = [f"{short(e.rel_l2)}{'' if e.layer is None else f' L{e.layer}'}" for e in worst[:3]]
         first = worst[0]
         known, same, off = (sum(getattr(p, name) for p in by.values()) for name in ("known", "same", "off"))
-        rows.append((
-            point, *cells, *[""] * (3 - len(cells)), short(first.mae), short(first.max_diff),
-            f"{same} of {known}", str(off or ""), row_place(first),
-        ))  # fmt: skip
+        rows.append(
+            (
+                point,
+                *cells,
+                *[""] * (3 - len(cells)),
+                short(first.mae),
+                short(first.max_diff),
+                f"{same} of {known}",
+                str(off or ""),
+                row_place(first),
+            )
+        )
     columns = ("point", "rel_l2", "2nd", "3rd", "mae", "max_diff", "bit-equal", "NaN or inf", "worst")
     return Table(
         "Run against reference run, by the layers (L) that differ most", columns, tuple(rows), ("point", "worst")

@@ -27,7 +27,7 @@ def page(name: str) -> Any:
 
     made = Environment(
         autoescape=True, finalize=show, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(template_file)
-    )  # fmt: skip
+    )
     made.filters["raw"] = Markup
     made.globals |= {"meaning": meaning, "style": template_file("report.css"), "policy": policy()}
     return made.get_template(name)

@@ -44,6 +44,10 @@ def _rows(facts: Facts, console: Any) -> Iterator[str]:
         else:
             first, rest, width = f"{name:{LABEL}}", " " * LABEL, max(console.width, 40)
             yield from wrap(
-                told, width, initial_indent=first, subsequent_indent=rest, break_long_words=False,
+                told,
+                width,
+                initial_indent=first,
+                subsequent_indent=rest,
+                break_long_words=False,
                 break_on_hyphens=False,
-            )  # fmt: skip
+            )

@@ -85,7 +85,7 @@ def in_context(ids: Mapping[int, int], position: int, text: Text | None) -> tupl
     before = [ids[i] for i in range(max(0, position - back), position) if i in ids]
     after = [ids[i] for i in range(position + 1, position + 1 + ahead) if i in ids]
     this = _visible(show([ids[position]])) if position in ids else "?"
-    return _line(show(before))[-WIDTH[0]:], this, _line(show(after))[: WIDTH[1]]  # fmt: skip
+    return _line(show(before))[-WIDTH[0] :], this, _line(show(after))[: WIDTH[1]]
 
 
 def _line(text: str) -> str:

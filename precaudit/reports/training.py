@@ -12,30 +12,33 @@ from precaudit.schema.records.base import value
 GROUPS: tuple[Group, ...] = ("loss", "gradient", "parameters", "moments")
 FASTER = 4.0  # times as much as members grow: not their growth alone
 SAME = 1e-9  # relative, in FP64: no formula differs
-KEY = (
-    "A–B: how far B is from A, relative to A; members: how far correct makings of A are from each other at most.",
-)  # fmt: skip
+KEY = ("A–B: how far B is from A, relative to A; members: how far correct makings of A are from each other at most.",)
 
 
 def training_report(found: Training, records: Sequence[TrainingTensor], folder: str) -> Report:
     """Return the report of two trainings."""
     facts = (
-        ("A", found.good), ("B", found.bad), ("steps", f"{found.steps}, from one state"),
+        ("A", found.good),
+        ("B", found.bad),
+        ("steps", f"{found.steps}, from one state"),
         ("members", f"{found.members} correct makings of A's steps, and A's run"),
-    )  # fmt: skip
+    )
     groups = [g for g in GROUPS if any(x.group == g for x in found.growth)]
     lacking = [g for g in GROUPS if g not in groups]
     lines = (*_sentences(found, groups), *((f"No tensor is named as {', '.join(lacking)}.",) if lacking else ()))
     return Report(
         Headline(_mark(found), _sentence(found)),
         (
-            Section("What was asked", facts=facts), Section("What parts them", lines=lines),
+            Section("What was asked", facts=facts),
+            Section("What parts them", lines=lines),
             Section("Growth", tables=(_table(found, groups),), lines=KEY),
         ),
         notes=tuple(f"note: {n}" for n in found.notes),
-        ending=(f"Every tensor: {folder}/training.jsonl; what was found: {folder}/training.json",), command="bisect",
-        title=f"{found.subject}, {found.steps} steps", records=[found, *records],
-    )  # fmt: skip
+        ending=(f"Every tensor: {folder}/training.jsonl; what was found: {folder}/training.json",),
+        command="bisect",
+        title=f"{found.subject}, {found.steps} steps",
+        records=[found, *records],
+    )
 
 
 def _mark(found: Training) -> Mark:

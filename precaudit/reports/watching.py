@@ -28,8 +28,10 @@ def watch_report(
     notes = [f"note: {n}" for n in seen.notes]
     notes += [
         f"note: {f.name} ({_short_place(f.place)}): {why}"
-        for f in functions for why in f.unseen if f.calls or LOWERED in why
-    ]  # fmt: skip
+        for f in functions
+        for why in f.unseen
+        if f.calls or LOWERED in why
+    ]
     if rest := len(called) - len(shown):
         notes.append(f"and {rest} more functions")
     table = Table("jitted functions that were called", COLUMNS, tuple(shown), ("function", "at", "shapes", "floats"))
@@ -39,16 +41,27 @@ def watch_report(
         for r in seen.runs
     ]
     return Report(
-        None, (Section("Functions", tables=(table,), lines=() if shown else ("No jitted function was called.",)),),
-        tuple(notes), tuple(ran), command="watch", title=" ".join(command), records=list(functions),
-    )  # fmt: skip
+        None,
+        (Section("Functions", tables=(table,), lines=() if shown else ("No jitted function was called.",)),),
+        tuple(notes),
+        tuple(ran),
+        command="watch",
+        title=" ".join(command),
+        records=list(functions),
+    )
 
 
 def _row(f: SeenFunction) -> tuple[str, ...]:
     return (
-        f.name, _short_place(f.place), str(f.calls), str(f.compiled), "; ".join(_shapes(f.shapes)),
-        str(f.equations or "?"), ", ".join(f.formats), short(f.seconds),
-    )  # fmt: skip
+        f.name,
+        _short_place(f.place),
+        str(f.calls),
+        str(f.compiled),
+        "; ".join(_shapes(f.shapes)),
+        str(f.equations or "?"),
+        ", ".join(f.formats),
+        short(f.seconds),
+    )
 
 
 def _shapes(shapes: Sequence[Sequence[str]]) -> Iterator[str]:

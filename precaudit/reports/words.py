@@ -37,8 +37,14 @@ def _wrap(text: str, width: int | None, indent: str, hang: bool = False) -> list
     first = "" if hang else indent
     if width is None:
         return [first + text]
-    return wrap(text, max(width, 20), initial_indent=first, subsequent_indent=indent if hang else first + "  ",
-                break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return wrap(
+        text,
+        max(width, 20),
+        initial_indent=first,
+        subsequent_indent=indent if hang else first + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _text(markdown: str) -> str:

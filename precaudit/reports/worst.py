@@ -30,10 +30,15 @@ def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
         ratio = max(
             (value(x.forward.ratio) for x in forward if x.forward and x.forward.ratio is not None), default=None
         )
-        rows.append((
-            point, *_pad(cells or [_absent(found)]), "" if least is None else _least_explained(least), *_pad(others),
-            "" if ratio is None else f"{ratio:.2g}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                point,
+                *_pad(cells or [_absent(found)]),
+                "" if least is None else _least_explained(least),
+                *_pad(others),
+                "" if ratio is None else f"{ratio:.2g}",
+            )
+        )
     columns = ("point", "local", "2nd", "explained", "forward", "2nd ", "× emul.")
     title = (
         "Largest errors of each point, relative, L its layer. Local: one operation on its recorded inputs; "

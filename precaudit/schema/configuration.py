@@ -9,9 +9,15 @@ from precaudit.errors import UserError
 
 # The largest sizes read, some way above any published model's: a file that claims more is broken or hostile.
 MOST = {
-    "layers": 1 << 12, "width": 1 << 18, "heads": 1 << 14, "kv_heads": 1 << 14, "head_dim": 1 << 14,
-    "mlp_width": 1 << 20, "vocab": 1 << 23, "context": 1 << 30,
-}  # fmt: skip
+    "layers": 1 << 12,
+    "width": 1 << 18,
+    "heads": 1 << 14,
+    "kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "mlp_width": 1 << 20,
+    "vocab": 1 << 23,
+    "context": 1 << 30,
+}
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

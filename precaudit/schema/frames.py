@@ -212,6 +212,11 @@ def _mean(numbers: tuple[float, ...]) -> float | None:
 
 
 ERRORS = (
-    *flat(ErrorRecord), Column("rows", TEXT, _rows), *worst_columns(), *_unexplained_columns(), *_explained_columns(),
-    *_scopes(), *_logits(),
-)  # fmt: skip
+    *flat(ErrorRecord),
+    Column("rows", TEXT, _rows),
+    *worst_columns(),
+    *_unexplained_columns(),
+    *_explained_columns(),
+    *_scopes(),
+    *_logits(),
+)

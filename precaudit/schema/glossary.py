@@ -12,9 +12,16 @@ from precaudit.schema.graphs.point import Point
 from precaudit.schema.policies import ARITHMETIC, WORDS, Policy
 
 AXES = {
-    "T": "positions", "D": "width", "H": "query heads", "G": "key/value heads", "K": "head dimension",
-    "S": "key positions", "F": "MLP width", "E": "all experts", "V": "vocabulary",
-}  # fmt: skip
+    "T": "positions",
+    "D": "width",
+    "H": "query heads",
+    "G": "key/value heads",
+    "K": "head dimension",
+    "S": "key positions",
+    "F": "MLP width",
+    "E": "all experts",
+    "V": "vocabulary",
+}
 KEY, POINT = "policy key", "point"
 _HEADING = re.compile(r"^## (?P<name>[^(\n]+?)(?: \((?P<of>[^)\n]+)\))?$", re.MULTILINE)
 _ITEM = re.compile(r"^- \*\*(?P<label>[^*]+):\*\* ", re.MULTILINE)

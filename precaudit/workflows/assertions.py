@@ -182,10 +182,14 @@ def _alone(found: MeasuredArray, axes: Sequence[str], inputs: Sequence[Any]) -> 
     y, shape = found.yard, found.shape
     candidate, reference, honest = (x.reshape(shape) for x in (y.candidate, y.reference, found.honest))
     return Alone(
-        candidate, reference, honest, y.dtype,
-        lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.slices_text(x, axes, shape),
+        candidate,
+        reference,
+        honest,
+        y.dtype,
+        lambda made: y.badness(made.reshape(y.candidate.shape)),
+        lambda x: assertion.slices_text(x, axes, shape),
         [_widen(x) for x in inputs],
-    )  # fmt: skip
+    )
 
 
 def assert_gradients_close(

@@ -177,10 +177,18 @@ def _command(c: AuditConfig, command: str, path: Path) -> Audit:
 
     root = path.parent
     found = watch(
-        shlex.split(command), function=c.function, calls=c.calls, output=root / c.output, layers=c.layers,
-        points=c.points, positions=c.positions, force=True, folder=root, aside=True,
+        shlex.split(command),
+        function=c.function,
+        calls=c.calls,
+        output=root / c.output,
+        layers=c.layers,
+        points=c.points,
+        positions=c.positions,
+        force=True,
+        folder=root,
+        aside=True,
         diagnose=c.diagnose,
-    )  # fmt: skip
+    )
     notes = "; ".join(found.seen.notes) if found.seen is not None else "it was killed, or ended by os._exit"
     if found.code:
         raise CannotJudge(f"{command}: it ended with exit code {found.code}")

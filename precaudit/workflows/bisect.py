@@ -98,9 +98,16 @@ def _asked(request: BisectionRequest, source: Source) -> "BisectionAsked":
 
     code = hashlib.sha256(f"{computing_code()} {request.code}".encode()).hexdigest()[:16]
     return BisectionAsked(
-        subject=request.subject, by=request.by, good=request.good, bad=request.bad, test=request.criterion.text,
-        against=request.against, changes=source.changes, how=request.how, code=code,
-    )  # fmt: skip
+        subject=request.subject,
+        by=request.by,
+        good=request.good,
+        bad=request.bad,
+        test=request.criterion.text,
+        against=request.against,
+        changes=source.changes,
+        how=request.how,
+        code=code,
+    )
 
 
 def _search(request: BisectionRequest, trials: "Trials") -> "Bisection":
@@ -200,7 +207,14 @@ def _bisection(
 
     row: Proof = "adjacent" if len(found.sets[0]) == 1 else "open"
     return Bisection(
-        asked=trials.asked, find=find, sets=found.sets, proof=row if find == "first" else found.proof, good=good,
-        bad=bad, figure=trials.criterion.name, trials=len(trials.kept), made=trials.made,
+        asked=trials.asked,
+        find=find,
+        sets=found.sets,
+        proof=row if find == "first" else found.proof,
+        good=good,
+        bad=bad,
+        figure=trials.criterion.name,
+        trials=len(trials.kept),
+        made=trials.made,
         unknown=sum(t.answer == "unknown" for t in trials.kept.values()),
-    )  # fmt: skip
+    )

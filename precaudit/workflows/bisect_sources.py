@@ -184,9 +184,14 @@ def _by_processes(
             raise UserError(f"{given.subject}: no such file")
     sides = sides or sides_of(given, good, bad, arguments)
     return request, ProcessTrials(
-        given.subject, sides, criterion, request.against, arguments, given.folder / RUNS / GOOD,
+        given.subject,
+        sides,
+        criterion,
+        request.against,
+        arguments,
+        given.folder / RUNS / GOOD,
         given.test_command,
-    )  # fmt: skip
+    )
 
 
 def _trace_arguments(given: Given, criterion: "Criterion", program: bool) -> tuple[str, ...]:
@@ -285,9 +290,19 @@ def _request(
     if criterion.times and against == "good":
         raise UserError(f"--test {criterion.text}: A has no error against itself; give --against fp64, or a number")
     return BisectionRequest(
-        given.subject, given.by, good, bad, criterion, against, given.find or find, given.how, code, given.most,
-        given.force, given.jobs,
-    )  # fmt: skip
+        given.subject,
+        given.by,
+        good,
+        bad,
+        criterion,
+        against,
+        given.find or find,
+        given.how,
+        code,
+        given.most,
+        given.force,
+        given.jobs,
+    )
 
 
 def _measuring(

@@ -98,14 +98,19 @@ class _Drawn:
 
 
 def _draw(
-    load: Load, policies: Sequence[Policy], prompts: Sequence[tuple[str, Sequence[int]]], asked: Sweep, folder: Path,
+    load: Load,
+    policies: Sequence[Policy],
+    prompts: Sequence[tuple[str, Sequence[int]]],
+    asked: Sweep,
+    folder: Path,
     progress: Progress,
-) -> dict[str, _Drawn]:  # fmt: skip
+) -> dict[str, _Drawn]:
     """Draw under every policy, interleaved, or read what was drawn of the same request before."""
     request = Asked(
         policies=tuple({"name": p.name, **p.settings()} for p in policies),
-        prompts=tuple(tuple(ids) for _, ids in prompts), how=repr(asked.how),
-    )  # fmt: skip
+        prompts=tuple(tuple(ids) for _, ids in prompts),
+        how=repr(asked.how),
+    )
     path = folder / DRAWN
     if asked.traced.resume and (found := _read_kept(path, request)) is not None:
         return found
@@ -153,14 +158,20 @@ def _row(
         return SweepRow(policy=policy, why=why or "nothing was compared or sampled")
     t, m = drawn.timing, drawn.parity.mismatch
     return SweepRow(
-        policy=policy, errors=errors, why=errors.why,
+        policy=policy,
+        errors=errors,
+        why=errors.why,
         prefill_ms=json_number(1e3 * t.prefill.median / t.prompt_tokens),
-        decode_ms=None if t.decode_ms is None else json_number(t.decode_ms.median), memory=t.memory,
+        decode_ms=None if t.decode_ms is None else json_number(t.decode_ms.median),
+        memory=t.memory,
         decode_ratio=None if t.decode_ratio is None else json_number(1 / t.decode_ratio.median),
-        k3_kl=m.k3_kl, abs_diff_max=m.abs_diff_max, predicted=None if predicted is None else predicted.logits,
-        predicted_why=None if predicted is None else predicted.why, rounds=t.rounds,
+        k3_kl=m.k3_kl,
+        abs_diff_max=m.abs_diff_max,
+        predicted=None if predicted is None else predicted.logits,
+        predicted_why=None if predicted is None else predicted.why,
+        rounds=t.rounds,
         decode_spread=None if t.decode_ms is None else _spread(t.decode_ms),
-    )  # fmt: skip
+    )
 
 
 def _spread(times: "Spread") -> Number:

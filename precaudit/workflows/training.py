@@ -21,9 +21,10 @@ NAMES = ("good", "bad")  # of the sides' runs
 BY = ("programs", "flags", "commits", "versions")
 OTHER = {
     "policy": "a program's formats are its own: give two programs (--by programs), or a variable it reads (--by flags)",
-    "layers": "steps are of a program, which has no layers of ours", "lines": "give two programs, --by programs",
+    "layers": "steps are of a program, which has no layers of ours",
+    "lines": "give two programs, --by programs",
     "passes": "give XLA_FLAGS of both by --by flags",
-}  # fmt: skip
+}
 # The options of a search, which says nothing of two trainings.
 REFUSED = ("test", "test_command", "find", "raised", "against", "prompts", "text", "prompt", "policy", "allow_field")
 

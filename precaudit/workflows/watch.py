@@ -101,10 +101,17 @@ def watch(
     said = "precaudit watch -- " + " ".join(command)
     with tempfile.TemporaryDirectory() as told:
         order = WatchOrder(
-            picked=picked, command=_described(python, rest, picked, where), compare=compare, diagnose=diagnose,
-            model=model, force=force, most=allowed, output=None if output is None else str(Path(output).resolve()),
-            result=str(Path(told) / "seen.json"), said=said,
-        )  # fmt: skip
+            picked=picked,
+            command=_described(python, rest, picked, where),
+            compare=compare,
+            diagnose=diagnose,
+            model=model,
+            force=force,
+            most=allowed,
+            output=None if output is None else str(Path(output).resolve()),
+            result=str(Path(told) / "seen.json"),
+            said=said,
+        )
         code, seen = _run(python, rest, order, where, sys.stderr.fileno() if aside else None)
     found = Watched(tuple(command), code, seen, None if output is None else Path(output).resolve())
     if name and found.seen is not None and code == 0:
@@ -123,9 +130,13 @@ def _model_folder(model: str) -> str:
 
 
 def rerun(
-    run: Path | str, accum: Sequence[str] = (), model: str | None = None, diagnose: bool = False,
-    values: Path | None = None, beside: tuple[Path, Path] | None = None,
-) -> SeenRun:  # fmt: skip
+    run: Path | str,
+    accum: Sequence[str] = (),
+    model: str | None = None,
+    diagnose: bool = False,
+    values: Path | None = None,
+    beside: tuple[Path, Path] | None = None,
+) -> SeenRun:
     """Run the command again that made a watched run's calls, and compare them with FP64 in its process.
 
     Return what was seen of the run; ``diagnose``: with what is said of it where it fails. ``values``: do not compare
@@ -147,11 +158,18 @@ def rerun(
     python, rest = _split(command.words)
     with tempfile.TemporaryDirectory() as folder:
         order = WatchOrder(
-            picked=command.picked, command=command, output=None, result=str(Path(folder) / "seen.json"),
-            again=str(Path(run).resolve()), accum=tuple(accum), model=model, diagnose=diagnose,
-            values="" if values is None else str(values), beside="" if beside is None else str(beside[0].resolve()),
+            picked=command.picked,
+            command=command,
+            output=None,
+            result=str(Path(folder) / "seen.json"),
+            again=str(Path(run).resolve()),
+            accum=tuple(accum),
+            model=model,
+            diagnose=diagnose,
+            values="" if values is None else str(values),
+            beside="" if beside is None else str(beside[0].resolve()),
             answer="" if beside is None else str(beside[1]),
-        )  # fmt: skip
+        )
         code, seen = _run(python, rest, order, where, sys.stderr.fileno())
     done = [] if seen is None else [r for r in seen.runs if r.compared]
     if not done:
@@ -188,10 +206,12 @@ def _described(python: Sequence[str], rest: Sequence[str], picked: Picking, fold
     if script is not None and not script.is_file():
         raise UserError(f"{script}: no such file")
     return WatchedCommand(
-        words=(*python, *rest), folder=str(folder), picked=picked,
+        words=(*python, *rest),
+        folder=str(folder),
+        picked=picked,
         script=None if script is None else hashlib.sha256(script.read_bytes()).hexdigest(),
         environment={k: v for k, v in sorted(os.environ.items()) if k.startswith(READ)},
-    )  # fmt: skip
+    )
 
 
 def _pairs(then: WatchedCommand, now: WatchedCommand) -> list[tuple[str, object, object]]:

@@ -129,10 +129,18 @@ def _tell(order: WatchOrder, seen: SeenScript) -> int:
 
 def _seen(f: Function) -> SeenFunction:
     return SeenFunction(
-        name=f.name, place=f.place, calls=f.calls, within=f.within, compiled=f.compiled, seconds=f.seconds,
-        equations=f.equations, formats=f.formats, shapes=tuple(tuple(shapes_text(s)) for s in f.shapes),
-        kept=tuple(f.numbers), unseen=tuple(f.unseen),
-    )  # fmt: skip
+        name=f.name,
+        place=f.place,
+        calls=f.calls,
+        within=f.within,
+        compiled=f.compiled,
+        seconds=f.seconds,
+        equations=f.equations,
+        formats=f.formats,
+        shapes=tuple(tuple(shapes_text(s)) for s in f.shapes),
+        kept=tuple(f.numbers),
+        unseen=tuple(f.unseen),
+    )
 
 
 if __name__ == "__main__":

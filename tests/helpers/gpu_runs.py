@@ -1,6 +1,6 @@
-"""Runs that were recorded on a GPU (traces/gpu), ready to be opened: long tables are kept packed."""
+"""Runs that were recorded on a GPU (traces/gpu), ready to be opened: long tables and tensors are kept packed (xz)."""
 
-import gzip
+import lzma
 import shutil
 from pathlib import Path
 
@@ -10,9 +10,9 @@ RECORDED = ROOT / "traces" / "gpu"
 
 
 def unpacked(name: str, folder: Path) -> Path:
-    """Copy a recorded run into a folder, its tables unpacked."""
+    """Copy a recorded run into a folder, its tables and tensors unpacked."""
     shutil.copytree(RECORDED / name, folder)
-    for packed in folder.glob("*.gz"):
-        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    for packed in folder.rglob("*.xz"):
+        packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
         packed.unlink()
     return folder

@@ -15,8 +15,10 @@ from precaudit.caching import cache_folder
 
 FOLDERS = {"references": "references", "programs": "xla", "trusted": "programs"}
 SAYS = {
-    "references": "FP64 values", "programs": "compiled programs", "trusted": "programs that were named here",
-}  # fmt: skip
+    "references": "FP64 values",
+    "programs": "compiled programs",
+    "trusted": "programs that were named here",
+}
 _HASHED = re.compile(r"[0-9a-f]{32}")
 _REFERENCE = re.compile(r".+\.(fp64|npy)|\..+\.(fp64|npy)\.[0-9a-f]{8}\.part")  # .npy: of earlier versions
 _COMPILED = re.compile(r".+-(cache|atime)")  # JAX's names (jax/_src/lru_cache.py)

@@ -41,12 +41,19 @@ def examine() -> Checkup:
     kinds, platforms, heard = visible_devices()
     here, kept = Path.cwd(), caches.folder("references").parent
     return Checkup(
-        broken=tuple(_breakages(platforms, heard)), versions=packages.computing_versions(), devices=kinds,
+        broken=tuple(_breakages(platforms, heard)),
+        versions=packages.computing_versions(),
+        devices=kinds,
         heard=tuple(heard),
-        caches=caches.find_caches(), disk={str(kept): machine.free_bytes(kept), str(here): machine.free_bytes(here)},
-        memory=machine.memory(), extras=packages.extras(), terminal=machine.terminal_features(),
-        completion=machine.completion(), lacking=tuple(_lacking(platforms)), sums=_sums(platforms),
-    )  # fmt: skip
+        caches=caches.find_caches(),
+        disk={str(kept): machine.free_bytes(kept), str(here): machine.free_bytes(here)},
+        memory=machine.memory(),
+        extras=packages.extras(),
+        terminal=machine.terminal_features(),
+        completion=machine.completion(),
+        lacking=tuple(_lacking(platforms)),
+        sums=_sums(platforms),
+    )
 
 
 def _breakages(platforms: list[str], heard: list[str]) -> Iterator[str]:

@@ -80,11 +80,17 @@ def _peaks(x: ArrayLike) -> Any:
 
 
 FLOATS: dict[str, Callable[[Any], Any]] = {
-    "large": _scale_by(LARGE), "tiny": _scale_by(TINY), "subnormal": _scale_by(SUBNORMAL), "zero": _fill_with(0.0),
-    "constant": lambda x: np.full(x.shape, x.reshape(-1)[0], x.dtype), "with ties": _ties, "one-hot": _peaks,
-    "with a NaN": _at(np.nan), "with a −∞": _at(-np.inf),
+    "large": _scale_by(LARGE),
+    "tiny": _scale_by(TINY),
+    "subnormal": _scale_by(SUBNORMAL),
+    "zero": _fill_with(0.0),
+    "constant": lambda x: np.full(x.shape, x.reshape(-1)[0], x.dtype),
+    "with ties": _ties,
+    "one-hot": _peaks,
+    "with a NaN": _at(np.nan),
+    "with a −∞": _at(-np.inf),
     "column-major": np.asfortranarray,
-}  # fmt: skip
+}
 AXES = {"one-hot": 1, "column-major": 2}  # that an array needs for it
 WHOLE: dict[str, Callable[[Any], Any]] = {
     "all the smallest": lambda x: np.full(x.shape, x.min(), x.dtype),

@@ -135,9 +135,17 @@ class GradientCase:
         for name, a, b in zip(self.names, self.runs[KERNEL], again, strict=True):
             if a.tobytes() != b.tobytes():
                 r = ErrorRecord(
-                    prompt=self.name, phase=AGAIN, step=0, layer=None, point=f"{KERNEL}.{name}", kind="state",
-                    candidate=KERNEL, reference=KERNEL, n=a.size, mismatched=max(int(np.sum(a != b)), 1),
-                )  # fmt: skip
+                    prompt=self.name,
+                    phase=AGAIN,
+                    step=0,
+                    layer=None,
+                    point=f"{KERNEL}.{name}",
+                    kind="state",
+                    candidate=KERNEL,
+                    reference=KERNEL,
+                    n=a.size,
+                    mismatched=max(int(np.sum(a != b)), 1),
+                )
                 verdict = judge(r, default_limits())
                 assert verdict is not None
                 found.append(ArrayFinding(self.name, KERNEL, name, r, verdict))

@@ -96,6 +96,12 @@ def gradcheck(
     if left:
         notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
     return Checked(
-        name, tuple(done), tuple(found), conclusions.every, tuple(notes), failing,
-        str(jax.devices()[0].device_kind), number_versions(),
-    )  # fmt: skip
+        name,
+        tuple(done),
+        tuple(found),
+        conclusions.every,
+        tuple(notes),
+        failing,
+        str(jax.devices()[0].device_kind),
+        number_versions(),
+    )

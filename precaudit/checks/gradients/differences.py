@@ -14,9 +14,13 @@ AGREE, SMOOTH = 1e-6, 1e-3  # relative to ‖gradient‖ ‖direction‖ / √n,
 
 
 def gradient_disagreements(
-    formula: Formula, cotangents: Any, inputs: Sequence[Any], places: Sequence[int], names: Sequence[str],
+    formula: Formula,
+    cotangents: Any,
+    inputs: Sequence[Any],
+    places: Sequence[int],
+    names: Sequence[str],
     exact: Sequence[Array],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return each differentiated input whose gradient the differences contradict, in words; none where they agree.
 
     ``exact``: outputs, then gradients as ``names`` calls them. Central differences of two steps, extrapolated

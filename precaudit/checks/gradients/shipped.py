@@ -44,9 +44,13 @@ def _describe(module: Any) -> Shipped:
     called = [*inspect.signature(module.reference).parameters]
     why = why_it_does_not_run(module.__name__)
     return Shipped(
-        module.__name__, about, asked_formats(module.inputs), tuple(f"d{called[i]}" for i in module.ARGNUMS),
-        why is None, f"no: {why}" if why is not None else _runs(module),
-    )  # fmt: skip
+        module.__name__,
+        about,
+        asked_formats(module.inputs),
+        tuple(f"d{called[i]}" for i in module.ARGNUMS),
+        why is None,
+        f"no: {why}" if why is not None else _runs(module),
+    )
 
 
 def _runs(module: Any) -> str:

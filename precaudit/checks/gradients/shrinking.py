@@ -45,9 +45,13 @@ def shrunk(inputs: tuple[Any, ...], fails: Callable[[tuple[Any, ...]], bool]) ->
     lengths = st.fixed_dictionaries({n: st.sampled_from(_lengths(n)) for n in sizes})
     kept = st.fixed_dictionaries({i: st.sampled_from((0, 1, 2)) for i in floats})
     how = settings(
-        max_examples=EXAMPLES, database=None, derandomize=True, deadline=None, phases=(Phase.generate, Phase.shrink),
+        max_examples=EXAMPLES,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     try:
         return change(find(st.tuples(lengths, kept), failing, settings=how))
     except NoSuchExample:

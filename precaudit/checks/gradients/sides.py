@@ -38,9 +38,12 @@ class Sides:
     """A kernel and its reference, and what was compiled of them."""
 
     def __init__(
-        self, kernel: Callable[..., Any], reference: Callable[..., Any], exact: Callable[..., Any] | None,
+        self,
+        kernel: Callable[..., Any],
+        reference: Callable[..., Any],
+        exact: Callable[..., Any] | None,
         argnums: Sequence[int] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sides = {KERNEL: kernel, REFERENCE: reference}
         self.exact = exact
         self.argnums = argnums
@@ -120,9 +123,10 @@ class Sides:
 
     def _places(self, inputs: tuple[Any, ...]) -> tuple[int, ...]:
         floats = [
-            i for i, x in enumerate(inputs)
+            i
+            for i, x in enumerate(inputs)
             if all(jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating) for leaf in jax.tree.leaves(x))
-        ]  # fmt: skip
+        ]
         if self.argnums is None:
             if not floats:
                 raise UserError("no input holds floats: there is nothing to differentiate")
@@ -195,9 +199,7 @@ def _cotangents(kernel: Any, reference: Any) -> Any:
 
 def _same(kernel: Any, reference: Any) -> None:
     """Raise UserError unless two outputs have one structure and the same shapes."""
-    told = [
-        ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(out)) for out in (kernel, reference)
-    ]  # fmt: skip
+    told = [", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(out)) for out in (kernel, reference)]
     if jax.tree.structure(kernel) != jax.tree.structure(reference) or [x.shape for x in jax.tree.leaves(kernel)] != [
         x.shape for x in jax.tree.leaves(reference)
     ]:

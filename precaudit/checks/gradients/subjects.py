@@ -40,9 +40,12 @@ def import_kernel(kernel: str, reference: str | None, inputs: str | None, argnum
     if argnums is None and has(f"{module}:ARGNUMS"):
         argnums = tuple(load_attribute(f"{module}:ARGNUMS"))
     return KernelPair(
-        kernel, load_function(full), load_function(reference or f"{module}:reference"), given,
+        kernel,
+        load_function(full),
+        load_function(reference or f"{module}:reference"),
+        given,
         None if argnums is None else tuple(argnums),
-    )  # fmt: skip
+    )
 
 
 def why_it_does_not_run(module: str) -> str | None:

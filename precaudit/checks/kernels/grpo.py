@@ -25,9 +25,17 @@ ROWS, LANES = 8, 128  # that a TPU pads arrays to
 
 
 def kernel(
-    logits: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array, mask: jax.Array, *,
-    temperature: float = 1.0, block: tuple[int, int] = BLOCK, **loss: Any,
-) -> Any:  # fmt: skip
+    logits: jax.Array,
+    tokens: jax.Array,
+    old: jax.Array,
+    ref: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    temperature: float = 1.0,
+    block: tuple[int, int] = BLOCK,
+    **loss: Any,
+) -> Any:
     """Return the GRPO loss, a float32 scalar, of ``logits`` [..., T, V] in any float format.
 
     ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: keywords of ``losses.grpo``. Derivatives
@@ -87,9 +95,14 @@ def _forward(logits: jax.Array, tokens: jax.Array, temperature: float, block: tu
     way = TileLayout.of(logits.shape, block)
     each = jax.ShapeDtypeStruct(way.layout_shape((logits.shape[0], 1)), jnp.float32)
     run = partial(
-        pl.pallas_call, partial(_stream, logits.shape[1], way.axis, temperature), grid=way.grid,
-        in_specs=[way.tile, way.row], out_specs=[way.row] * 4, out_shape=[each] * 4, name="grpo_forward",
-    )  # fmt: skip
+        pl.pallas_call,
+        partial(_stream, logits.shape[1], way.axis, temperature),
+        grid=way.grid,
+        in_specs=[way.tile, way.row],
+        out_specs=[way.row] * 4,
+        out_shape=[each] * 4,
+        name="grpo_forward",
+    )
     sums = ColumnSums(*_anywhere(run, way.lay_out(logits), way.lay_out(tokens[:, None])))
     high, low = sums.log_probability(temperature)
     return (high.reshape(-1), low.reshape(-1)), (logits, tokens, sums)
@@ -99,10 +112,14 @@ def _backward(temperature: float, block: tuple[int, int], saved: Any, g: jax.Arr
     logits, tokens, sums = saved
     way = TileLayout.of(logits.shape, block)
     run = partial(
-        pl.pallas_call, partial(_gradient, way.axis, temperature), grid=way.grid,
-        in_specs=[way.tile, *[way.row] * 5], out_specs=way.tile, name="grpo_backward",
+        pl.pallas_call,
+        partial(_gradient, way.axis, temperature),
+        grid=way.grid,
+        in_specs=[way.tile, *[way.row] * 5],
+        out_specs=way.tile,
+        name="grpo_backward",
         out_shape=jax.ShapeDtypeStruct(way.layout_shape(logits.shape), logits.dtype),
-    )  # fmt: skip
+    )
     slope = way.lay_out((g[0] / temperature)[:, None])
     rows = (way.lay_out(tokens[:, None]), sums.shift, sums.high, sums.low, slope)
     return way.lay_out(_anywhere(run, way.lay_out(logits), *rows)), None

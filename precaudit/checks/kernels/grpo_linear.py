@@ -33,9 +33,18 @@ WIDTH = 128  # terms of a product that are added up at once
 
 
 def kernel(
-    hidden: jax.Array, head: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array,
-    mask: jax.Array, *, temperature: float = 1.0, block: tuple[int, int] = BLOCK, **loss: Any,
-) -> Any:  # fmt: skip
+    hidden: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    old: jax.Array,
+    ref: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    temperature: float = 1.0,
+    block: tuple[int, int] = BLOCK,
+    **loss: Any,
+) -> Any:
     """Return the GRPO loss, a float32 scalar, of ``hidden`` [..., T, D] and ``head`` [V, D], floats of any format.
 
     ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: keywords of ``losses.grpo``. Derivatives
@@ -47,9 +56,17 @@ def kernel(
 
 
 def reference(
-    hidden: jax.Array, head: jax.Array, tokens: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array,
-    mask: jax.Array, *, temperature: float = 1.0, **loss: Any,
-) -> Any:  # fmt: skip
+    hidden: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    old: jax.Array,
+    ref: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    temperature: float = 1.0,
+    **loss: Any,
+) -> Any:
     """Return the same by all logits at once, in float32, and their ``log_softmax``."""
     logits = jnp.einsum(
         "...td,vd->...tv", hidden.astype(jnp.float32), head.astype(jnp.float32), precision=lax.Precision.HIGHEST
@@ -59,9 +76,12 @@ def reference(
 
 
 def inputs(
-    seed: int, dtype: str = "float32", size: tuple[int, int, int] = (12, 300, 48), spread: float = 2.0,
+    seed: int,
+    dtype: str = "float32",
+    size: tuple[int, int, int] = (12, 300, 48),
+    spread: float = 2.0,
     temperature: float = 1.0,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Return hidden [T, D], head [V, D] for logits of standard deviation ``spread``, tokens, and what is near log p.
 
     Every other token is a likely one. Every third ratio is beyond the clip; some advantages are 0; the last tokens are

@@ -11,9 +11,18 @@ LOW, HIGH, BETA = 0.2, 0.2, 0.04
 
 
 def grpo(
-    logp: jax.Array, old: jax.Array, ref: jax.Array, advantages: jax.Array, mask: jax.Array, *,
-    low: float = LOW, high: float = HIGH, beta: float = BETA, over: Normalisation = "tokens", rest: ArrayLike = 0.0,
-) -> Any:  # fmt: skip
+    logp: jax.Array,
+    old: jax.Array,
+    ref: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    low: float = LOW,
+    high: float = HIGH,
+    beta: float = BETA,
+    over: Normalisation = "tokens",
+    rest: ArrayLike = 0.0,
+) -> Any:
     """Return the loss, a float32 scalar, of log-probabilities [..., T] of chosen tokens.
 
     Of a token: β (e^d − d − 1) − min(r A, clip(r, 1 − low, 1 + high) A), r = exp(logp − old), d = ref − logp (Shao et

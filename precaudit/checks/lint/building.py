@@ -20,9 +20,15 @@ def build(jaxpr: Any) -> Graph:
     body, consts = open_jaxpr(jaxpr)
     results = builder.run(body, consts, [builder.value(v.aval) for v in body.invars], (), ())
     return Graph(
-        tuple(builder.equations), builder.makers, {v: tuple(x) for v, x in builder.joins.items()}, builder.constants,
-        builder.shapes, builder.dtypes, tuple(builder.carried), tuple(results),
-    )  # fmt: skip
+        tuple(builder.equations),
+        builder.makers,
+        {v: tuple(x) for v, x in builder.joins.items()},
+        builder.constants,
+        builder.shapes,
+        builder.dtypes,
+        tuple(builder.carried),
+        tuple(results),
+    )
 
 
 class _Builder:

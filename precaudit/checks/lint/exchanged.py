@@ -46,7 +46,7 @@ def exchanges(phase: str, module: Module, layers: int) -> Iterator[Exchange]:
         rounds = x.opcode in ADDING and dtype in NARROW and path[-1] != GATHERED
         yield Exchange(
             phase, x.opcode.removesuffix("-start"), point_of(path), group_size(x), dtype, times, size, rounds
-        )  # fmt: skip
+        )
 
 
 def _array(x: Instruction) -> ArrayType | None:

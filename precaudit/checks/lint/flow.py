@@ -17,10 +17,32 @@ NARROW = ("bfloat16", "float16")
 EIGHT_BITS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool")  # one bfloat16 pass loses none
 FLOATS = (*NARROW, "float32", "float64")
 MOVES = frozenset(
-    ("reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "copy", "copy_p", "rev",
-     "concatenate", "expand_dims", "gather", "sharding_constraint", "name", "stop_gradient", "pad", "split", "reshard",
-     "pvary", "pcast", "tile", "stack", "unstack")
-)  # fmt: skip
+    (
+        "reshape",
+        "transpose",
+        "broadcast_in_dim",
+        "squeeze",
+        "slice",
+        "dynamic_slice",
+        "copy",
+        "copy_p",
+        "rev",
+        "concatenate",
+        "expand_dims",
+        "gather",
+        "sharding_constraint",
+        "name",
+        "stop_gradient",
+        "pad",
+        "split",
+        "reshard",
+        "pvary",
+        "pcast",
+        "tile",
+        "stack",
+        "unstack",
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,18 @@ from precaudit.checks.lint.flow import FLOATS, MOVES, Equation
 ANY = float("inf")
 LARGEST = 1 << 20  # elements of a constant that are looked at
 SAME = (MOVES - {"concatenate", "stack", "pad"}) | {
-    "convert_element_type", "reduce_precision", "round", "floor", "ceil", "real", "reduce_max", "reduce_min", "cummax",
-    "cummin", "sort",
-}  # fmt: skip
+    "convert_element_type",
+    "reduce_precision",
+    "round",
+    "floor",
+    "ceil",
+    "real",
+    "reduce_max",
+    "reduce_min",
+    "cummax",
+    "cummin",
+    "sort",
+}
 EITHER = ("concatenate", "stack", "pad", "select_n", "dynamic_update_slice", "scatter")
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
 HELD = {name: 2.0 ** (ml_dtypes.finfo(name).nmant + 1) for name in FLOATS}  # every whole number up to this one
@@ -189,7 +198,7 @@ ARITHMETIC: Mapping[str, Callable[..., WholeRange]] = {
     "ge": lambda a, b: _where(a.low >= b.high, a.high < b.low),
     "eq": lambda a, b: _where(a.low == a.high == b.low == b.high, a.high < b.low or a.low > b.high),
     "ne": lambda a, b: _where(a.high < b.low or a.low > b.high, a.low == a.high == b.low == b.high),
-}  # fmt: skip
+}
 BY_SHAPE: Mapping[str, Callable[[Equation, WholeRange], WholeRange | None]] = {
     "cumsum": _cumulative,
     "reduce_sum": _sum,

@@ -174,9 +174,13 @@ def phase_numbers(view: CallView) -> Mapping[str, Any]:
     if c is None:
         return {"products": sum(e.primitive == "dot_general" for e in view.equations)}
     return {
-        "seconds": c.seconds, "arguments": c.arguments, "outputs": c.outputs, "temporaries": c.temporaries,
-        "flops": c.flops, **count_by_unit(view),
-    }  # fmt: skip
+        "seconds": c.seconds,
+        "arguments": c.arguments,
+        "outputs": c.outputs,
+        "temporaries": c.temporaries,
+        "flops": c.flops,
+        **count_by_unit(view),
+    }
 
 
 def count_by_unit(view: CallView) -> dict[str, int]:
@@ -223,9 +227,17 @@ def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[CallView]) -> list
     rests = f"{rule.rests}; libtpu {TESTED[-1]}" if rule.needs == "tpu" else rule.rests
     return [
         LintRecord(
-            rule=rule.id, severity=hit.severity or rule.severity, phase=hit.phase, point=hit.point, source=hit.source,
-            count=n, says=hit.says or rule.why, fix=hit.fix or rule.fix, rests=rests, target=on.get(hit.phase, ""),
+            rule=rule.id,
+            severity=hit.severity or rule.severity,
+            phase=hit.phase,
+            point=hit.point,
+            source=hit.source,
+            count=n,
+            says=hit.says or rule.why,
+            fix=hit.fix or rule.fix,
+            rests=rests,
+            target=on.get(hit.phase, ""),
             layers=_layers(hit, views),
         )
         for hit, n in counted.items()
-    ]  # fmt: skip
+    ]

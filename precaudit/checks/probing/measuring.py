@@ -99,10 +99,20 @@ class _Given:
         """Return a record of these operands."""
         version = f"jax {jax.__version__}" if target is None else f"libtpu {libtpu_version()}"
         return ProbeRecord(
-            prompt=self.shape.text, phase=self.q.dtype.name, step=0, layer=None, point=point(way.name, target),
-            kind="product", candidate=candidate, reference="fp64", way=way.name, version=version,
-            asked=way.asked, target=target.name if target else None, **more,
-        )  # fmt: skip
+            prompt=self.shape.text,
+            phase=self.q.dtype.name,
+            step=0,
+            layer=None,
+            point=point(way.name, target),
+            kind="product",
+            candidate=candidate,
+            reference="fp64",
+            way=way.name,
+            version=version,
+            asked=way.asked,
+            target=target.name if target else None,
+            **more,
+        )
 
     def numbers(self, scores: Array, asked: str | None) -> dict[str, Any]:
         """Return the sizes of the error of scores [B, H, Q, S], what they were made of and whether that was asked."""
@@ -117,8 +127,9 @@ class _Given:
         return {**kept, "dtype": scores.dtype.name, "made": made, "honoured": honoured}
 
     def _worst(self, found: Worst) -> Worst:
-        at = np.unravel_index(np.ravel_multi_index(found.index, (self.exact[..., 0].size, self.exact.shape[-1])),
-                              self.exact.shape)  # fmt: skip
+        at = np.unravel_index(
+            np.ravel_multi_index(found.index, (self.exact[..., 0].size, self.exact.shape[-1])), self.exact.shape
+        )
         return msgspec.structs.replace(found, index=tuple(int(i) for i in at))
 
 
@@ -147,9 +158,15 @@ def _predict(given: _Given, way: ProductWay, target: Target) -> ProbeRecord:
     p = predict(target, way, given.q, given.k)
     numbers = {} if p.scores is None else given.numbers(p.scores.reshape(given.exact.shape), way.asked)
     return given.record(
-        way, f"tpu-predicted:{target.name}", target, memory=p.memory, unit=p.unit, passes=p.passes, unknown=p.unknown,
+        way,
+        f"tpu-predicted:{target.name}",
+        target,
+        memory=p.memory,
+        unit=p.unit,
+        passes=p.passes,
+        unknown=p.unknown,
         **numbers,
-    )  # fmt: skip
+    )
 
 
 def _time(made: Sequence[ProbeRecord], calls: dict[int, Callable[[], Any]]) -> list[ProbeRecord]:

@@ -84,8 +84,9 @@ def _of_format(dtype: str) -> list[NarrowSum]:
     terms = known_terms(LARGE[dtype])
     calls: list[tuple[str, str, Callable[..., Any], tuple[Array, Array]]] = [
         (p.kind, p.equation, partial(jnp.einsum, p.equation), _operands(p, rows, terms))
-        for p in PRODUCTS for rows in ROWS
-    ]  # fmt: skip
+        for p in PRODUCTS
+        for rows in ROWS
+    ]
     calls += [("convolution", "", _convolve, _images(rows, terms)) for rows in ROWS]
     given = [tuple(jnp.asarray(x, dtype) for x in operands) for *_, operands in calls]
     functions = [f for *_, f, _ in calls]

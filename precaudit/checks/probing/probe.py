@@ -80,9 +80,13 @@ def probe(
     notes = [note for t in [target] if t is not None and (note := untested_version(libtpu_version() or ""))]
     notes += [x.text(platform_of(one)) for x in narrow_sums(one)]
     return Probed(
-        str(one.device_kind), platform_of(one), target.name if target else None, tuple(records),
-        judge_sentences("probe", records, limits) if limits else None, tuple(notes),
-    )  # fmt: skip
+        str(one.device_kind),
+        platform_of(one),
+        target.name if target else None,
+        tuple(records),
+        judge_sentences("probe", records, limits) if limits else None,
+        tuple(notes),
+    )
 
 
 def _target(tpu: str | None) -> Target | None:

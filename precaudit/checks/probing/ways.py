@@ -13,9 +13,15 @@ from precaudit.schema.policies import PRECISIONS
 DIMENSIONS = (((3,), (3,)), ((0, 1), (0, 1)))
 # What a setting names, by the names of emulations.py. DEFAULT, default and high leave it to the device.
 NAMED = {
-    **PASSES, "highest": "float32", "F32_F32_F32": "float32", "F64_F64_F64": "float64", "BF16_BF16_F32_X9": "float32",
-    "F16_F16_F32": "1 float16 pass", "F16_F16_F16": "sums in float16", "BF16_BF16_BF16": "sums in bfloat16",
-}  # fmt: skip
+    **PASSES,
+    "highest": "float32",
+    "F32_F32_F32": "float32",
+    "F64_F64_F64": "float64",
+    "BF16_BF16_F32_X9": "float32",
+    "F16_F16_F32": "1 float16 pass",
+    "F16_F16_F16": "sums in float16",
+    "BF16_BF16_BF16": "sums in bfloat16",
+}
 
 
 class ProductWay(NamedTuple):

@@ -91,9 +91,15 @@ def pair_answers(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     neither = len(a) - both - gained - lost
     low, high = _interval(both, gained, lost, neither)
     return Paired(
-        both=both, gained=gained, lost=lost, neither=neither, difference=(gained - lost) / len(a), low=low, high=high,
+        both=both,
+        gained=gained,
+        lost=lost,
+        neither=neither,
+        difference=(gained - lost) / len(a),
+        low=low,
+        high=high,
         p=mcnemar(gained, lost),
-    )  # fmt: skip
+    )
 
 
 def _interval(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:

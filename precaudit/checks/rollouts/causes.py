@@ -107,9 +107,14 @@ def _cause(subject: Subject, w: WorstToken, cache: Path, temperature: float, tel
         found = compare(run, options=CompareOptions(accum=(), cache=cache), tell=tell)
         verdict, records = _verdict(found)
         cause = TokenCause(
-            id=r.id, policy=policy, index=w.at, token=r.tokens[w.at], engine=json_number(w.apart), verdict=verdict,
+            id=r.id,
+            policy=policy,
+            index=w.at,
+            token=r.tokens[w.at],
+            engine=json_number(w.apart),
+            verdict=verdict,
             records=records,
-        )  # fmt: skip
+        )
         tell(0, 1, "shares of the mismatch")
         try:
             return _with_shares(cause, subject, Recorded.of(run), temperature)
@@ -142,13 +147,16 @@ def _with_shares(cause: TokenCause, subject: Subject, recorded: Recorded, temper
         sums.setdefault(s.point, []).append(float(s.share))
     points = [(name, sum(each), sum(map(abs, each))) for name, each in sums.items()]
     return replace(
-        cause, change=json_number(change), decode=json_number(decode.change), rescore=json_number(rescore.change),
+        cause,
+        change=json_number(change),
+        decode=json_number(decode.change),
+        rescore=json_number(rescore.change),
         explained=json_number(sum(x for _, x, _ in points)),
         shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))[:MOST]),
         points=tuple(
             (name, json_number(x), json_number(size)) for name, x, size in sorted(points, key=lambda p: -p[2])
         ),
-    )  # fmt: skip
+    )
 
 
 def _split_of(subject: Subject, recorded: Recorded, cause: TokenCause, view: View, temperature: float) -> ChangeSplit:
@@ -170,9 +178,15 @@ def _split_of(subject: Subject, recorded: Recorded, cause: TokenCause, view: Vie
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, fed[:n], lengths[None])
         return split_change(
-            program, values, args, logits, goal, subject.lift,
-            lambda f: jit_program(f, subject.platform), {p: layers for p in points if POINTS[p].per_layer},
-        )  # fmt: skip
+            program,
+            values,
+            args,
+            logits,
+            goal,
+            subject.lift,
+            lambda f: jit_program(f, subject.platform),
+            {p: layers for p in points if POINTS[p].per_layer},
+        )
 
 
 def _stack_rows(recorded: Recorded, prompt: str, view: View, point: str, layers: int, n: int) -> Array:

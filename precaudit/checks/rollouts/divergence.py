@@ -74,10 +74,18 @@ def judge_divergences(
         scores = _scores(logits, sampling, n, len(sequence))
         gap = float(scores[d.tokens[0]] - scores[d.tokens[1]])
         near = None if sampling.kind == "cut" else abs(gap) <= NEAR * sigma
-        made.append(Divergence(
-            id=d.id, policy=d.policy, against=d.against, index=d.index, tokens=d.tokens, gap=json_number(gap),
-            sigma=json_number(sigma), near=near,
-        ))  # fmt: skip
+        made.append(
+            Divergence(
+                id=d.id,
+                policy=d.policy,
+                against=d.against,
+                index=d.index,
+                tokens=d.tokens,
+                gap=json_number(gap),
+                sigma=json_number(sigma),
+                near=near,
+            )
+        )
     return made
 
 

@@ -70,10 +70,15 @@ def judge_engine(
     largest = float(units[row, column])
     n = int(where.sum())
     return EngineRounding(
-        policy=policy, status="pass" if _is_rounding(rms, largest, n) else "fail", tokens=n,
-        noise=json_number(noise), rms=json_number(rms), largest=json_number(largest), id=rollouts[int(row)].id,
+        policy=policy,
+        status="pass" if _is_rounding(rms, largest, n) else "fail",
+        tokens=n,
+        noise=json_number(noise),
+        rms=json_number(rms),
+        largest=json_number(largest),
+        id=rollouts[int(row)].id,
         index=int(column),
-    )  # fmt: skip
+    )
 
 
 def explain_engine(found: EngineRounding, samples: Sequence[Sample]) -> EngineRounding:

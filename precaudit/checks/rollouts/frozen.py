@@ -25,10 +25,16 @@ from precaudit.schema.records.base import Count, Number, Record, value
 # of them is no mismatch. k3 is half its square, a difference of probabilities at most as large.
 FLOOR = 2.0**-18
 SIZES = {
-    "k3_kl": FLOOR * FLOOR / 2, "log_ppl_abs_diff": FLOOR, "rollout_probs_diff_mean": FLOOR,
-    "rollout_probs_diff_max": FLOOR, "rollout_probs_diff_std": FLOOR, "abs_diff_p50": FLOOR, "abs_diff_p90": FLOOR,
-    "abs_diff_p99": FLOOR, "abs_diff_max": FLOOR,
-}  # fmt: skip
+    "k3_kl": FLOOR * FLOOR / 2,
+    "log_ppl_abs_diff": FLOOR,
+    "rollout_probs_diff_mean": FLOOR,
+    "rollout_probs_diff_max": FLOOR,
+    "rollout_probs_diff_std": FLOOR,
+    "abs_diff_p50": FLOOR,
+    "abs_diff_p90": FLOOR,
+    "abs_diff_p99": FLOOR,
+    "abs_diff_max": FLOOR,
+}
 FRACTIONS = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low", "clip_fraction")
 # Over the baseline's value, unless a budget says: other seeds stay within twice it (docs/rollouts.md). k3, where it is
 # small, is a square of |Δ log p|: twice that is four times these.
@@ -120,9 +126,14 @@ def _frozen(found: WrittenRecords, before: RolloutBaseline | None) -> Iterator[L
             old = None if before is None else metric_in(before, pair, metric)
             if x is not None:
                 yield FrozenMetric(
-                    policy=r.policy, rollout=r.rollout, trainer=r.trainer, metric=metric, value=x,
-                    first=x if old is None else old.first, tokens=r.mismatch.tokens,
-                )  # fmt: skip
+                    policy=r.policy,
+                    rollout=r.rollout,
+                    trainer=r.trainer,
+                    metric=metric,
+                    value=x,
+                    first=x if old is None else old.first,
+                    tokens=r.mismatch.tokens,
+                )
     for a in found.answers.values():
         yield FrozenAnswers(policy=a.policy, marks=a.marks)
 

@@ -56,8 +56,9 @@ def gate_rollouts(
     places = dict.fromkeys((None, v.point) for v in verdicts if v.point)
     counts: dict[Status, int] = {s: tally[s] for s in STATUSES if tally[s]}
     grown = () if frozen is None or reasons else metric_drift(frozen, found)
-    return Judgement(source.name, tuple(bad), counts, tuple(_notes(found, frozen)), tuple(grown), tuple(places),
-                     of="rollouts")  # fmt: skip
+    return Judgement(
+        source.name, tuple(bad), counts, tuple(_notes(found, frozen)), tuple(grown), tuple(places), of="rollouts"
+    )
 
 
 def _notes(found: WrittenRecords, frozen: RolloutBaseline | None) -> Iterator[str]:
@@ -154,13 +155,24 @@ def _verdict(pair: Pair, metric: str, given: Number | None, limit: float | tuple
     if isinstance(limit, tuple):
         return Verdict(status=limit[0], kind=KIND, point=pair_text(pair), metric=metric, text=limit[1], why=why)
     return Verdict(
-        status=status_of(metric, given, limit), kind=KIND, point=pair_text(pair), metric=metric,
-        value=json_number(value(given)), limit=json_number(limit), why=why,
-    )  # fmt: skip
+        status=status_of(metric, given, limit),
+        kind=KIND,
+        point=pair_text(pair),
+        metric=metric,
+        value=json_number(value(given)),
+        limit=json_number(limit),
+        why=why,
+    )
 
 
 def _paired_verdict(found: Paired, limit: float, point: str, why: str) -> Verdict:
     return Verdict(
-        status=status_under_limit(found, limit), kind="answers", point=point, metric=ANSWERS,
-        value=json_number(found.difference), limit=json_number(limit), text=answers_sentence(found), why=why,
-    )  # fmt: skip
+        status=status_under_limit(found, limit),
+        kind="answers",
+        point=point,
+        metric=ANSWERS,
+        value=json_number(found.difference),
+        limit=json_number(limit),
+        text=answers_sentence(found),
+        why=why,
+    )

@@ -221,8 +221,11 @@ def _programs(decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str)
     ) -> DrawState:
         return lax.while_loop(lambda s: s.going & (s.drawn < limit), lambda s: step(params, tables, given, s), state)
 
-    return {"start": jit_program(start, platform, **how), "python": jit_program(step, platform, **how),
-            "while": jit_program(loop, platform, **how)}  # fmt: skip
+    return {
+        "start": jit_program(start, platform, **how),
+        "python": jit_program(step, platform, **how),
+        "while": jit_program(loop, platform, **how),
+    }
 
 
 def _draw_token(kind: Kind, given: tuple[Knobs, jax.Array], state: DrawState, logits: jax.Array) -> DrawState:
@@ -234,7 +237,14 @@ def _draw_token(kind: Kind, given: tuple[Knobs, jax.Array], state: DrawState, lo
     at = jnp.where(state.live, state.count, state.tokens.shape[1])  # outside: nothing is written
     live = state.live & ~jnp.any(token[:, None] == ends[None, :], axis=-1)
     return DrawState(
-        state.numbers, token, slots, state.count + state.live.astype(jnp.int32), live, jnp.any(live), state.drawn + 1,
-        state.tokens.at[rows, at].set(token, mode="drop"), state.logprobs.at[rows, at].set(shares, mode="drop"),
+        state.numbers,
+        token,
+        slots,
+        state.count + state.live.astype(jnp.int32),
+        live,
+        jnp.any(live),
+        state.drawn + 1,
+        state.tokens.at[rows, at].set(token, mode="drop"),
+        state.logprobs.at[rows, at].set(shares, mode="drop"),
         state.cache,
-    )  # fmt: skip
+    )

@@ -131,30 +131,56 @@ def _moved(by: int, s: Sample) -> Array:
 
 
 ALIGNMENTS = (
-    Hypothesis("shift", "log-probabilities are shifted by one: each is that of the token after it",
-               "write with each token the log-probability of that token", partial(_moved, 1)),
-    Hypothesis("shift", "log-probabilities are shifted by one: each is that of the token before it",
-               "write with each token the log-probability of that token", partial(_moved, -1)),
-    Hypothesis("row", "each token is scored by the logits after it, which have read it",
-               "score a token by the logits of the position before it", lambda s: s.of(s.after / s.temperature)),
-    Hypothesis("row", "each token is scored by the logits of one position too early",
-               "score a token by the logits of the position before it", lambda s: s.of(s.before / s.temperature)),
-)  # fmt: skip
+    Hypothesis(
+        "shift",
+        "log-probabilities are shifted by one: each is that of the token after it",
+        "write with each token the log-probability of that token",
+        partial(_moved, 1),
+    ),
+    Hypothesis(
+        "shift",
+        "log-probabilities are shifted by one: each is that of the token before it",
+        "write with each token the log-probability of that token",
+        partial(_moved, -1),
+    ),
+    Hypothesis(
+        "row",
+        "each token is scored by the logits after it, which have read it",
+        "score a token by the logits of the position before it",
+        lambda s: s.of(s.after / s.temperature),
+    ),
+    Hypothesis(
+        "row",
+        "each token is scored by the logits of one position too early",
+        "score a token by the logits of the position before it",
+        lambda s: s.of(s.before / s.temperature),
+    ),
+)
 SCALES = (
     Hypothesis("base", "logarithms have base 2", "write natural ones", lambda s: s.exact / math.log(2)),
     Hypothesis("base", "logarithms have base 10", "write natural ones", lambda s: s.exact / math.log(10)),
-    Hypothesis("sum", "each number is the sum of all log-probabilities so far", "write each token's own",
-               lambda s: np.cumsum(s.exact), summed=True),
-)  # fmt: skip
+    Hypothesis(
+        "sum",
+        "each number is the sum of all log-probabilities so far",
+        "write each token's own",
+        lambda s: np.cumsum(s.exact),
+        summed=True,
+    ),
+)
 
 
 def _temperatures(samples: Sequence[Sample]) -> Iterator[Hypothesis]:
     """Yield temperatures with a meaning beside the one that was said, and the one that fits best."""
     told = samples[0].temperature
     for t, cause in (
-        (told * told, f"temperature {told:g} is applied twice"), (1.0, f"temperature {told:g} is not applied"),
-        (1 / told, f"logits are multiplied by temperature {told:g}, not divided"),
-    ) if told != 1 else ():  # fmt: skip
+        (
+            (told * told, f"temperature {told:g} is applied twice"),
+            (1.0, f"temperature {told:g} is not applied"),
+            (1 / told, f"logits are multiplied by temperature {told:g}, not divided"),
+        )
+        if told != 1
+        else ()
+    ):
         yield Hypothesis("temperature", cause, f"divide logits once by {told:g}", partial(_divided, t))
     if sum(len(s.tokens) for s in samples) >= FEWEST:
         t = float(f"{_fitted(samples):.3g}")

@@ -75,9 +75,10 @@ class Mismatch(Record, frozen=True, omit_defaults=False):
 
 
 METRICS = tuple(
-    name for name in Mismatch.__struct_fields__[Mismatch.__struct_fields__.index("kl") :]
+    name
+    for name in Mismatch.__struct_fields__[Mismatch.__struct_fields__.index("kl") :]
     if name not in ("first_divergence", "diverged_sequence")
-)  # fmt: skip
+)
 
 
 def mismatch(trainer: Array, rollout: Array, mask: Array) -> Mismatch:
@@ -106,12 +107,17 @@ def mismatch(trainer: Array, rollout: Array, mask: Array) -> Mismatch:
         made, saturated = _metrics(train[kept], roll[kept], where[kept])
     first = _first_divergence(train[kept] - roll[kept], where[kept])
     return Mismatch(
-        sequences=counts[0], tokens=counts[1], empty=counts[2], left_out=counts[3], faults=dict(faults),
-        overflowed=tuple(k for k, x in made.items() if x is not None and np.isinf(x)), saturated=saturated,
+        sequences=counts[0],
+        tokens=counts[1],
+        empty=counts[2],
+        left_out=counts[3],
+        faults=dict(faults),
+        overflowed=tuple(k for k, x in made.items() if x is not None and np.isinf(x)),
+        saturated=saturated,
         **{k: None if x is None else json_number(x) for k, x in made.items()},
         first_divergence=None if first is None else first[1],
         diverged_sequence=None if first is None else int(kept[first[0]]),
-    )  # fmt: skip
+    )
 
 
 def _faults(values: Array) -> dict[str, Array]:

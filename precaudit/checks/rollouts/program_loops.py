@@ -72,12 +72,18 @@ def measure_program(
         if first is None or loop not in ways:
             made.append(ProgramTiming(program=name, loop=loop, calls=calls, rounds=rounds, why=refused[loop]))
             continue
-        made.append(ProgramTiming(
-            program=name, loop=loop, calls=calls, rounds=rounds, compile=ways[loop].seconds,
-            call_ms=Spread.of([1e3 * t / calls for t in took[loop]]),
-            ratio=Spread.of([f / t for f, t in zip(took[first], took[loop], strict=True)]),
-            same=_bits(last[loop]) == _bits(last[first]),
-        ))  # fmt: skip
+        made.append(
+            ProgramTiming(
+                program=name,
+                loop=loop,
+                calls=calls,
+                rounds=rounds,
+                compile=ways[loop].seconds,
+                call_ms=Spread.of([1e3 * t / calls for t in took[loop]]),
+                ratio=Spread.of([f / t for f, t in zip(took[first], took[loop], strict=True)]),
+                same=_bits(last[loop]) == _bits(last[first]),
+            )
+        )
     return made
 
 

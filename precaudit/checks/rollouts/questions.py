@@ -153,18 +153,23 @@ def read_answers(policy: str, questions: Sequence[Question], texts: Sequence[Seq
         good[q.group] += count
     n = min(samples)
     return Answers(
-        policy=policy, questions=len(questions), n=n,
+        policy=policy,
+        questions=len(questions),
+        n=n,
         rates=tuple(pass_at(correct, samples, k) for k in sorted({1, n})),
         unparsed=sum(m is None for some in marks for m in some),
         groups={name: (good[name], total[name]) for name in total},
         marks={q.id: some[0] is True for q, some in zip(questions, marks, strict=True)},
-    )  # fmt: skip
+    )
 
 
 def changed_answers(
-    policy: str, against: str, questions: Sequence[Question], texts: Sequence[Sequence[str]],
+    policy: str,
+    against: str,
+    questions: Sequence[Question],
+    texts: Sequence[Sequence[str]],
     before: Sequence[Sequence[str]],
-) -> Changed:  # fmt: skip
+) -> Changed:
     """Return a policy's answers against another's: of each question the first text."""
     one, other = (
         [right(q, some[0]) is True for q, some in zip(questions, given, strict=True)] for given in (before, texts)

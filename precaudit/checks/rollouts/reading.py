@@ -53,12 +53,18 @@ def read_rollouts(path: Path) -> list[Rollout]:
 def format_rollouts(rollouts: Iterable[tuple[str, Rollout]], temperature: float) -> str:
     """Return (policy, rollout) pairs as JSONL that ``read_rollouts`` takes, NaN as Python writes it."""
     lines = [
-        json.dumps({
-            "id": r.id, "prompt_token_ids": r.prompt, "token_ids": r.tokens, "logprobs": r.logprobs, "policy": policy,
-            "temperature": temperature,
-        })
+        json.dumps(
+            {
+                "id": r.id,
+                "prompt_token_ids": r.prompt,
+                "token_ids": r.tokens,
+                "logprobs": r.logprobs,
+                "policy": policy,
+                "temperature": temperature,
+            }
+        )
         for policy, r in rollouts
-    ]  # fmt: skip
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -26,9 +26,15 @@ def of_drawn(
     ends = ",".join(map(str, how.ends))
     asked = {"rollouts": "drawn", "new_tokens": how.new_tokens, "end_tokens": ends, **asdict(how.sampling)}
     return _record(
-        subjects, found.parities[0], (t.prompt for t in given), asked, checks.trainer,
-        [f"{q.id} {q.how} {q.final}" for q in questions], {r.policy: r.why for r in found.refused}, found.apart,
-    )  # fmt: skip
+        subjects,
+        found.parities[0],
+        (t.prompt for t in given),
+        asked,
+        checks.trainer,
+        [f"{q.id} {q.how} {q.final}" for q in questions],
+        {r.policy: r.why for r in found.refused},
+        found.apart,
+    )
 
 
 def of_read(found: Parity, subject: Subject, rollouts: Sequence[Rollout], temperature: float) -> RolloutRun:
@@ -49,14 +55,20 @@ def _record(
 ) -> RolloutRun:
     first = subjects[0]
     return RolloutRun(
-        schema=SCHEMA, model=first.checkpoint.name, weights=first.checkpoint.hashes.sha256(),
-        policies={s.policy.name: s.policy.settings() for s in subjects}, refused=dict(refused or {}),
-        apart=tuple(apart), sides=tuple((r.rollout, r.trainer) for r in parity.whole),
+        schema=SCHEMA,
+        model=first.checkpoint.name,
+        weights=first.checkpoint.hashes.sha256(),
+        policies={s.policy.name: s.policy.settings() for s in subjects},
+        refused=dict(refused or {}),
+        apart=tuple(apart),
+        sides=tuple((r.rollout, r.trainer) for r in parity.whole),
         trainer={} if trainer is None else _trainer(trainer),
-        prompts=digest(",".join(map(str, ids)) for ids in prompts), questions=digest(questions),
-        asked={k: str(x) for k, x in asked.items() if x is not None}, device=device_of(first),
+        prompts=digest(",".join(map(str, ids)) for ids in prompts),
+        questions=digest(questions),
+        asked={k: str(x) for k, x in asked.items() if x is not None},
+        device=device_of(first),
         versions=number_versions(),
-    )  # fmt: skip
+    )
 
 
 def _trainer(trainer: Subject) -> dict[str, str]:

@@ -60,23 +60,33 @@ def samples_of(model: Model, tokenizer: Any, scored: Scored, apart: Array, tell:
 
 def _sample(
     model: Model, r: Rollout, temperature: float, prompts: dict[str, Array], others: dict[str, Array]
-) -> Sample:  # fmt: skip
+) -> Sample:
     whole, first, n = np.array((*r.prompt, *r.tokens)), len(r.prompt) - 1, len(r.tokens)
     rows = np.arange(max(first - 1, 0), len(whole))
     held: list[Array] = []
     forward(
-        model, [whole], [FP64], Wanted({LOGITS}, (), [rows]), lambda *given: held.append(given[-1]),
+        model,
+        [whole],
+        [FP64],
+        Wanted({LOGITS}, (), [rows]),
+        lambda *given: held.append(given[-1]),
         lengths=[np.full(len(whole), len(whole))],
-    )  # fmt: skip
+    )
     (logits,) = held
     before = logits[: n if first else n - 1]
     if not first:
         before = np.concatenate([np.full((1, logits.shape[1]), np.nan), before])
     at = first - int(rows[0])
     return Sample(
-        np.array(r.logprobs), np.array(r.tokens), logits[at : at + n], before, logits[at + 1 : at + 1 + n], temperature,
-        prompts, others,
-    )  # fmt: skip
+        np.array(r.logprobs),
+        np.array(r.tokens),
+        logits[at : at + n],
+        before,
+        logits[at + 1 : at + 1 + n],
+        temperature,
+        prompts,
+        others,
+    )
 
 
 def other_prompts(prompt: tuple[int, ...], tokenizer: Any) -> dict[str, tuple[int, ...]]:

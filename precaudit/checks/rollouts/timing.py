@@ -248,21 +248,32 @@ class _Made:
 
 
 def _timing(
-    v: DrawVariant, given: Sequence[Task], groups: Sequence[Sequence[Task]], compiling: float,
-    rounds: Sequence[_Round], first: Sequence[_Round],
-) -> Timing:  # fmt: skip
+    v: DrawVariant,
+    given: Sequence[Task],
+    groups: Sequence[Sequence[Task]],
+    compiling: float,
+    rounds: Sequence[_Round],
+    first: Sequence[_Round],
+) -> Timing:
     stepped = all(r.steps for r in (*rounds, *first))
     pairs = list(zip(rounds, first, strict=True))
     return Timing(
-        policy=v.subject.policy.name, loop=v.loop, device=v.subject.platform, batch=max(map(len, groups)),
-        sequences=len(given), prompt_tokens=sum(len(t.prompt) for t in given), tokens=rounds[0].tokens,
-        rounds=len(rounds), compile=compiling, prefill=Spread.of([r.prefill for r in rounds]),
+        policy=v.subject.policy.name,
+        loop=v.loop,
+        device=v.subject.platform,
+        batch=max(map(len, groups)),
+        sequences=len(given),
+        prompt_tokens=sum(len(t.prompt) for t in given),
+        tokens=rounds[0].tokens,
+        rounds=len(rounds),
+        compile=compiling,
+        prefill=Spread.of([r.prefill for r in rounds]),
         decode_ms=Spread.of([1e3 * r.step for r in rounds]) if stepped else None,
         decode_ratio=Spread.of([f.step / r.step for r, f in pairs]) if stepped else None,
         host=Spread.of([r.host / r.decode for r in rounds]) if stepped else None,
         tokens_per_second=Spread.of([r.speed for r in rounds]),
         ratio=Spread.of([r.speed / f.speed for r, f in pairs]),
-    )  # fmt: skip
+    )
 
 
 def _rollouts(

@@ -54,9 +54,10 @@ def for_traces(subject: Subject, given: Sequence[Task], steps: int, batch: int) 
     prompts = [Prompt(str(i), tokens=(0,) * n) for i, n in enumerate(lengths)]
     with TemporaryDirectory(prefix="precaudit-") as folder:
         yield _warm(
-            subject, f"trace of {', '.join(map(str, sorted(set(lengths))))} tokens, {steps} decode steps",
+            subject,
+            f"trace of {', '.join(map(str, sorted(set(lengths))))} tokens, {steps} decode steps",
             partial(trace, subject, Path(folder) / "run", prompts, None, TraceOptions(decode_steps=steps, batch=batch)),
-        )  # fmt: skip
+        )
 
 
 def _longest(given: Sequence[Task], how: How) -> Iterator[Rollout]:

@@ -56,9 +56,15 @@ def command_variables(subject: str, changes: Changes) -> dict[str, str]:
 def run_command(command: str, variables: Mapping[str, str], where: Path) -> Figures:
     """Return the exit code of a shell's command; raises UserError where it cannot tell, or did not run."""
     done = subprocess.run(
-        command, shell=True, env=dict(variables), cwd=where, check=False, capture_output=True, text=True,
+        command,
+        shell=True,
+        env=dict(variables),
+        cwd=where,
+        check=False,
+        capture_output=True,
+        text=True,
         errors="replace",
-    )  # fmt: skip
+    )
     code, said = done.returncode, [x for x in done.stderr.splitlines() if x.strip()]
     if code == CANNOT:
         raise UserError("the command says that it cannot decide (125)")

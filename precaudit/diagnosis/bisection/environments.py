@@ -76,9 +76,11 @@ def environment(requirement: str) -> Path:
     Path(constraints).write_text(_constraints(requirement))
     _make(requirement, [*install, "--quiet", "-c", constraints, requirement])
     inner = subprocess.run(
-        [str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], check=True,
-        capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     (Path(inner) / "precaudit-outer.pth").write_text(outer + "\n")
     (folder / READY).write_text(requirement + "\n")
     return python

@@ -11,8 +11,10 @@ from precaudit.schema.records.base import Number, value
 
 NEAR = 1.25  # a figure within this factor of its limit is near it, and measured again
 COUNTS = ("flips", "differing")
-SHAPE = re.compile(r"(?P<name>kl|flips|logits|differing|(?:forward|local)@[\w.~#@*-]+)\s*(?P<sign><=|<|=)\s*"
-                   r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<times>x?)")  # fmt: skip
+SHAPE = re.compile(
+    r"(?P<name>kl|flips|logits|differing|(?:forward|local)@[\w.~#@*-]+)\s*(?P<sign><=|<|=)\s*"
+    r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<times>x?)"
+)
 KNOWN = "kl<1e-3, flips=0, logits<1e-2, forward@attn_out<2x, bits, verdict"
 
 

@@ -94,9 +94,14 @@ def site_variables(site: Site) -> dict[str, str]:
 def run_module(site: Site, arguments: Sequence[str], module: str = "precaudit") -> None:
     """Run a module of ours somewhere; raises UserError with its last line where it fails."""
     done = subprocess.run(
-        [site.python, "-m", module, *arguments], env=site_variables(site), cwd=site.where, check=False,
-        capture_output=True, text=True, errors="replace",
-    )  # fmt: skip
+        [site.python, "-m", module, *arguments],
+        env=site_variables(site),
+        cwd=site.where,
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if done.returncode:
         said = [x for x in done.stderr.splitlines() if x.strip()]
         last = next((x for x in said if "Unknown flag" in x), said[-1] if said else "nothing said")

@@ -212,9 +212,12 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     assert hashes is not None
     zero = row_hashes(np.zeros_like(expected[:1]))[0]
     return explain_hashes(
-        hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()},
+        hashes,
+        row_hashes(expected),
+        zero,
+        {b: row_hashes(x) for b, x in others.items()},
         {i: row_hashes(x) for i, x in layers.items()},
-    )  # fmt: skip
+    )
 
 
 def _rows_before_cast(recorded: Recorded, place: Place) -> Array | None:

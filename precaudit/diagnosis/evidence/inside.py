@@ -63,11 +63,21 @@ def inside_findings(inside: Sequence[Inside], points: Sequence[ProgramPoint]) ->
             worst, layers = _worst(one), tuple(sorted({e.layer for e in one.records if e.layer is not None}))
             assert worst.narrow is not None
             yield Finding(
-                kind="format", cause=one.cause, says=inside_sentence(one, points), layer=one.records[0].layer,
-                point=one.records[0].point, layers=layers, phases=(worst.phase,), prompts=(worst.prompt,),
-                records=len(one.records), rel_l2=worst.narrow.error, explained=None, equal=None, second=None,
+                kind="format",
+                cause=one.cause,
+                says=inside_sentence(one, points),
+                layer=one.records[0].layer,
+                point=one.records[0].point,
+                layers=layers,
+                phases=(worst.phase,),
+                prompts=(worst.prompt,),
+                records=len(one.records),
+                rel_l2=worst.narrow.error,
+                explained=None,
+                equal=None,
+                second=None,
                 worst=None,
-            )  # fmt: skip
+            )
 
 
 def _worst(one: Inside) -> ErrorRecord:

@@ -29,9 +29,7 @@ def explain_integers(found: Array, rows: Array, expected: Array) -> State | None
     return None
 
 
-def _ways(
-    found: Array, rows: Array, integers: Array, scales: Array, bad: Array
-) -> Iterator[tuple[str, str, Array]]:  # fmt: skip
+def _ways(found: Array, rows: Array, integers: Array, scales: Array, bad: Array) -> Iterator[tuple[str, str, Array]]:
     """Yield (cause, what it is, what it gives [S', G, K] at the rows that differ)."""
     stored = rounder(found.dtype.name)
     yield "cache not quantised", "the rows are read as they were written: nothing is in int8", widen(rows)[bad]

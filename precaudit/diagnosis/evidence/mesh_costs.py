@@ -53,9 +53,7 @@ def mesh_costs(recorded: Recorded, model: Model) -> tuple[MeshCost, ...]:
     return tuple(cost for point in points for cost in _of_point(recorded, model, policy, point, width))
 
 
-def _of_point(
-    recorded: Recorded, model: Model, policy: DevicePolicy, point: str, width: int
-) -> Iterator[MeshCost]:  # fmt: skip
+def _of_point(recorded: Recorded, model: Model, policy: DevicePolicy, point: str, width: int) -> Iterator[MeshCost]:
     bare = MeshCost(point, width, policy.activations)
     if policy.unread:
         yield bare._replace(unknown="the compiled program was not read")
@@ -98,6 +96,8 @@ def _measured(cost: MeshCost, recorded: Recorded, policy: DevicePolicy, made: Se
     parted, one, in_float32 = np.sqrt(squares)
     bytes_now = FORMATS[split.summed].dtype.itemsize
     return cost._replace(
-        times=float(parted / one) if one else float("nan"), wide=float(in_float32 / one) if one else float("nan"),
-        bytes=FORMATS[WIDE].dtype.itemsize / bytes_now, operations=len(made),
-    )  # fmt: skip
+        times=float(parted / one) if one else float("nan"),
+        wide=float(in_float32 / one) if one else float("nan"),
+        bytes=FORMATS[WIDE].dtype.itemsize / bytes_now,
+        operations=len(made),
+    )

@@ -113,17 +113,22 @@ class Trial:
         """Return what raising some lines changes; ``before``: with none, ``best``: with all of them raised."""
         lines, after, size = list(self.sizes), self.measure(which), before.size or 1.0
         return LineRemedy(
-            run=file_hash(self.last.opened.folder / MANIFEST), output=self.last.output,
+            run=file_hash(self.last.opened.folder / MANIFEST),
+            output=self.last.output,
             measure="kl" if self.last.distributions else "distance",
-            sources=tuple(lines[i].source for i in which), text=tuple(lines[i].text for i in which),
-            size=(json_number(before.size), json_number(after.size)), all=json_number(best.size),
-            flips=(round(before.flips / BASE), after.flips), rows=self.rows * self.draws,
+            sources=tuple(lines[i].source for i in which),
+            text=tuple(lines[i].text for i in which),
+            size=(json_number(before.size), json_number(after.size)),
+            all=json_number(best.size),
+            flips=(round(before.flips / BASE), after.flips),
+            rows=self.rows * self.draws,
             gain=json_number((before.size - after.size) / size),
             error=json_number(float(np.hypot(before.error, after.error)) / size),
-            bytes=sum(self.sizes[lines[i]] for i in which), real=json_number(self.real),
+            bytes=sum(self.sizes[lines[i]] for i in which),
+            real=json_number(self.real),
             calls=max(map(len, self.calls.values())),
             products=tuple(lines[i].source for i in which if lines[i] in self.products),
-        )  # fmt: skip
+        )
 
 
 def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:

@@ -135,16 +135,25 @@ def remedies(
         point = SHOWN.get(name, SHOWN["activations"])
         known = point in before.local and point in after.local
         remedy = Remedy(
-            run=run, part=name, settings=settings, command=_words(name, settings), code=_code(name, settings),
-            kl=(json_number(before.kl), json_number(after.kl)), rms=(json_number(before.rms), json_number(after.rms)),
-            margin=(json_number(before.margin), json_number(after.margin)), point=point,
+            run=run,
+            part=name,
+            settings=settings,
+            command=_words(name, settings),
+            code=_code(name, settings),
+            kl=(json_number(before.kl), json_number(after.kl)),
+            rms=(json_number(before.rms), json_number(after.rms)),
+            margin=(json_number(before.margin), json_number(after.margin)),
+            point=point,
             local=(json_number(before.local[point]), json_number(after.local[point])) if known else None,
-            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=json_number(gain),
+            flips=(before.flips, after.flips),
+            positions=sum(map(len, rows)),
+            gain=json_number(gain),
             time=json_number(prefill),
-            decode_time=json_number(step), memory=json_number(after.memory / before.memory if before.memory else 1.0),
+            decode_time=json_number(step),
+            memory=json_number(after.memory / before.memory if before.memory else 1.0),
             ranges={kind: (json_number(min(x)), json_number(max(x))) for kind, x in ratios.items()},
             device=str(subject.device),
-        )  # fmt: skip
+        )
         found.append((gain / max(prefill - 1.0, step - 1.0, FLOOR), remedy))
     return [r for _, r in sorted(found, key=lambda x: -x[0])]
 
@@ -185,9 +194,14 @@ def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any,
     wanted = rows[None].astype(np.int32)
     starts = np.zeros(1, np.int32)
     return prefill_program(subject, None), (
-        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), padded, starts,
-        wanted, None, None,
-    )  # fmt: skip
+        subject.parameters,
+        subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]),
+        padded,
+        starts,
+        wanted,
+        None,
+        None,
+    )
 
 
 def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
@@ -196,9 +210,14 @@ def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
     cache = jax.device_put(subject.decoder.init_cache(1, size), subject.device)
     at = np.asarray([len(tokens)], np.int32)
     return decode_program(subject, None), (
-        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), tokens[-1:],
-        np.zeros(1, np.int32), at, cache, None,
-    )  # fmt: skip
+        subject.parameters,
+        subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]),
+        tokens[-1:],
+        np.zeros(1, np.int32),
+        at,
+        cache,
+        None,
+    )
 
 
 def _measure(

@@ -78,9 +78,11 @@ def _traced(recorded: Recorded, subject: Subject, folder: Path) -> Recorded:
     select = Selection.parse(",".join(map(str, asked.layers)), points, ",".join(asked.phases), asked.positions)
     fed = {name: recorded.fed_tokens(name)[len(p.tokens) :] for name, p in prompts.items()}
     options = TraceOptions(
-        asked.decode_steps, asked.batch if asked.batch % subject.mesh.data == 0 else None, asked.pad,
+        asked.decode_steps,
+        asked.batch if asked.batch % subject.mesh.data == 0 else None,
+        asked.pad,
         forced=fed if asked.decode_steps else None,
-    )  # fmt: skip
+    )
     same = [Prompt(id=name, tokens=p.tokens) for name, p in prompts.items()]
     return Recorded.of(trace(subject, folder, same, select, options))
 
@@ -143,9 +145,7 @@ def _point(
         e = pair_error(mine, theirs, place, agreeing(mine, theirs, place.prompt))
         status, distance, noises, why = _judged(e, bool(_nonfinite(recorded, place)), noise)
         if (WORST.index(status), noises) > (WORST.index(worst.status), worst.noises) or worst.status == EQUAL:
-            worst = PointAcross(
-                point, status, len(every), len(other), place.layer, place.phase, distance, noises, why
-            )  # fmt: skip
+            worst = PointAcross(point, status, len(every), len(other), place.layer, place.phase, distance, noises, why)
     if faulty:
         why = "its local errors fail on one of both and not on the other"
         worst = PointAcross(**{**vars(worst), "status": BROKEN, "why": why})

@@ -46,9 +46,15 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
         found = split_change(
-            program, values, args, widen(candidate)[-1], lambda exact: goal_of(objective, exact), subject.lift,
-            lambda f: jit_program(f, subject.platform), {p: layers for p in values if POINTS[p].per_layer},
-        )  # fmt: skip
+            program,
+            values,
+            args,
+            widen(candidate)[-1],
+            lambda exact: goal_of(objective, exact),
+            subject.lift,
+            lambda f: jit_program(f, subject.platform),
+            {p: layers for p in values if POINTS[p].per_layer},
+        )
     return found.record(prompt, objective, LOGITS)
 
 
@@ -74,18 +80,28 @@ class ChangeSplit(NamedTuple):
                     Share(layer=i if point in self.stepped else None, point=point, share=json_number(float(x)))
                 )
         return Shares(
-            run="", prompt=prompt, objective=objective, fp64=json_number(self.start), change=json_number(self.change),
+            run="",
+            prompt=prompt,
+            objective=objective,
+            fp64=json_number(self.start),
+            change=json_number(self.change),
             explained=json_number(sum(float(s.share) for s in parts)),
             absolute=json_number(sum(abs(float(s.share)) for s in parts)),
             shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
-        )  # fmt: skip
+        )
 
 
 def split_change(
-    program: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...], recorded: Array,
-    goal: Callable[[Array], Goal], lift: Mapping[str, Any] | None = None, compiled: Callable[..., Any] = jax.jit,
-    steps: Mapping[str, int] | None = None, held: Mapping[str, Array] | None = None,
-) -> ChangeSplit:  # fmt: skip
+    program: Callable[..., Any],
+    values: dict[str, Array],
+    args: tuple[Any, ...],
+    recorded: Array,
+    goal: Callable[[Array], Goal],
+    lift: Mapping[str, Any] | None = None,
+    compiled: Callable[..., Any] = jax.jit,
+    steps: Mapping[str, int] | None = None,
+    held: Mapping[str, Array] | None = None,
+) -> ChangeSplit:
     """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
 
     ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
@@ -117,9 +133,12 @@ def split_change(
     found = [rule(t, errors, own, *args) for t in NODES]
     start = float(number_of(exact))
     return ChangeSplit(
-        start, float(number_of(recorded)) - start, float(np.mean([float(x) for _, x in found])),
-        {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}, frozenset(steps),
-    )  # fmt: skip
+        start,
+        float(number_of(recorded)) - start,
+        float(np.mean([float(x) for _, x in found])),
+        {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors},
+        frozenset(steps),
+    )
 
 
 def prefill_to_logits(subject: Subject, tokens: Array, lengths: Array) -> tuple[Any, tuple[Any, ...]]:
@@ -135,8 +154,12 @@ def prefill_to_logits(subject: Subject, tokens: Array, lengths: Array) -> tuple[
 
     rows = np.asarray([[n - 1]], np.int32)
     return program, (
-        subject.parameters, exact_tables(subject, n, lengths), tokens[None], np.zeros(1, np.int32), rows,
-    )  # fmt: skip
+        subject.parameters,
+        exact_tables(subject, n, lengths),
+        tokens[None],
+        np.zeros(1, np.int32),
+        rows,
+    )
 
 
 def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
@@ -146,11 +169,17 @@ def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
     padded = np.zeros((1, bucket(n)), np.int32)
     padded[0, :n] = tokens
     taps = prefill_program(subject, capture)(
-        subject.parameters, subject.tables(bucket(n), np.full((1, bucket(n)), n)), padded, np.zeros(1, np.int32),
-        np.asarray([[n - 1]], np.int32), None, None,
-    )[2]  # fmt: skip
-    values = {p: np.asarray(x)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
-              for p, x in taps.items()}  # fmt: skip
+        subject.parameters,
+        subject.tables(bucket(n), np.full((1, bucket(n)), n)),
+        padded,
+        np.zeros(1, np.int32),
+        np.asarray([[n - 1]], np.int32),
+        None,
+        None,
+    )[2]
+    values = {
+        p: np.asarray(x)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))] for p, x in taps.items()
+    }
     del taps
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
@@ -167,9 +196,16 @@ def _own_errors(program: Any, subject: Subject) -> Any:
 def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:
     """Return that the shares could not be told."""
     return Shares(
-        run="", prompt=prompt, objective=objective, fp64="nan", change="nan", explained="nan", absolute="nan",
-        shares=(), unknown=why,
-    )  # fmt: skip
+        run="",
+        prompt=prompt,
+        objective=objective,
+        fp64="nan",
+        change="nan",
+        explained="nan",
+        absolute="nan",
+        shares=(),
+        unknown=why,
+    )
 
 
 def goal_of(name: str, exact: Any) -> Goal:

@@ -62,8 +62,14 @@ def _embedding_state(recorded: Recorded, model: Model, place: Place, rows: Rows)
             name = "embedding's factor left out" if short == 1 else f"embedding × {short:g}"
             ways.append((name, "semantics", told, each * short))
     root = np.sqrt((each * each).mean(axis=1, keepdims=True))
-    ways.append(("embedding normalised", "semantics", "rows of the embedding are divided by their root mean square",
-                 each / np.where(root > 0, root, 1.0)))  # fmt: skip
+    ways.append(
+        (
+            "embedding normalised",
+            "semantics",
+            "rows of the embedding are divided by their root mean square",
+            each / np.where(root > 0, root, 1.0),
+        )
+    )
     for by, side in ((-1, "before"), (1, "after")):
         others = to_single(np.ascontiguousarray(table[(tokens + by) % len(table)])).astype(np.float64) * should
         says = f"every token has the embedding's row of the token {side} it in the vocabulary"

@@ -93,12 +93,16 @@ def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | 
     policy, rope = recorded.run.record.policy, recorded.config.rope_scaling
     apart = view_of(recorded.config, first.against, len(recorded.fed_tokens(first.prompt))) == "rescore"
     kind = (
-        "state: see the cache above" if state_found
-        else "an error of decode, see above" if decode_found
-        else f"formula: {rope.kind} RoPE turned them by other lengths" if rope is not None and apart
-        else "format: decode attention runs in float32" if policy["decode_attention"] == "float32"
+        "state: see the cache above"
+        if state_found
+        else "an error of decode, see above"
+        if decode_found
+        else f"formula: {rope.kind} RoPE turned them by other lengths"
+        if rope is not None and apart
+        else "format: decode attention runs in float32"
+        if policy["decode_attention"] == "float32"
         else "rounding of another shape: both views' own errors are the policy's"
-    )  # fmt: skip
+    )
     worst = max(p.distance for p in logits)
     return (
         f"{first.against} and decode first differ at {where} ({first.distance:.1e}, prompt {first.prompt}, position "

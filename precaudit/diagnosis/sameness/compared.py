@@ -169,10 +169,14 @@ def _rows_record(b: Beside, exact: Sequence[dict[str, Array]], ran: Sequence[Arr
     off = [json_number(ratio(norm(its - mine), norm(mine))) for mine, its in both]
     top1 = [int((its.argmax(axis=1) == mine.argmax(axis=1)).sum()) for mine, its in both]
     return RowsBeside(
-        output=b.output, rows=n, first=b.first, apart=float(b.apart.max()),
-        where=tuple(int(i) for i in np.flatnonzero(b.apart > ONE_VALUE)), rounding=(off[0], off[1]),
+        output=b.output,
+        rows=n,
+        first=b.first,
+        apart=float(b.apart.max()),
+        where=tuple(int(i) for i in np.flatnonzero(b.apart > ONE_VALUE)),
+        rounding=(off[0], off[1]),
         top1=(top1[0], top1[1]) if b.output == LOGITS else None,
-    )  # fmt: skip
+    )
 
 
 def _share_values(seen: Sequence[Observed]) -> bool:

@@ -182,9 +182,15 @@ def _held(name: str, x: Array, every: Sequence[Candidate]) -> tuple[TensorHeld, 
     off, c, axes = best
     equal = off <= near
     return TensorHeld(
-        tensor=name, shape=x.shape, dtype=x.dtype.name, value=c.name, source=c.point.source, axes=axes if equal else "",
-        off=json_number(off), equal=equal,
-    ), c  # fmt: skip
+        tensor=name,
+        shape=x.shape,
+        dtype=x.dtype.name,
+        value=c.name,
+        source=c.point.source,
+        axes=axes if equal else "",
+        off=json_number(off),
+        equal=equal,
+    ), c
 
 
 def _order(x: Array, y: Array) -> Fit:
@@ -215,7 +221,13 @@ def _parting(
     shown = {c.point.name for c in before}
     reads = seen.graph[0].get(first.point.name.partition("#")[0], ())
     return Parting(
-        program=name, point=first.point.name, source=first.point.source, call=first.call or 0, step=first.step, at="",
-        made_of=tuple(sorted(shown & set(reads))), layers=(),
+        program=name,
+        point=first.point.name,
+        source=first.point.source,
+        call=first.call or 0,
+        step=first.step,
+        at="",
+        made_of=tuple(sorted(shown & set(reads))),
+        layers=(),
         before=max(before, key=lambda c: c.number).name if before else "",
-    )  # fmt: skip
+    )

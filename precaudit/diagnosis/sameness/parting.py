@@ -29,15 +29,28 @@ def first_parting(program: str, one: Observed, other: Observed, covered: float, 
             before = [s for s in its if s.order < first.order and s in flow.same]
             made_of = dict.fromkeys(one.tap(s) for s in before if one.tap(s) in one.reads(first))
             return Parting(
-                program=program, point=first.point.name, source=first.point.source, call=call, step=first.step,
-                at=others.first_missing(one.value(first)) if covered == 1 else "", made_of=tuple(made_of),
-                layers=layers_apart(first, one, others, flow.same), before=_last(before),
-            )  # fmt: skip
+                program=program,
+                point=first.point.name,
+                source=first.point.source,
+                call=call,
+                step=first.step,
+                at=others.first_missing(one.value(first)) if covered == 1 else "",
+                made_of=tuple(made_of),
+                layers=layers_apart(first, one, others, flow.same),
+                before=_last(before),
+            )
     before = [s for s in sites if s.call == calls[0] and s in flow.same]
     return Parting(
-        program=program, point="", source="", call=calls[0], step=(), at="", made_of=(), layers=(),
+        program=program,
+        point="",
+        source="",
+        call=calls[0],
+        step=(),
+        at="",
+        made_of=(),
+        layers=(),
         before=_last(before),
-    )  # fmt: skip
+    )
 
 
 def _last(sites: Sequence[Site]) -> str:

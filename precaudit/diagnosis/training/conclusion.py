@@ -15,9 +15,14 @@ SHOWN = 8  # steps that growth is shown after
 
 
 def conclude(
-    asked: Mapping[str, str], steps: int, members: int, records: Sequence[TrainingTensor],
-    squares: Mapping[tuple[int, Group], Sequence[float]], lacking: Sequence[str], notes: Sequence[str],
-) -> Training:  # fmt: skip
+    asked: Mapping[str, str],
+    steps: int,
+    members: int,
+    records: Sequence[TrainingTensor],
+    squares: Mapping[tuple[int, Group], Sequence[float]],
+    lacking: Sequence[str],
+    notes: Sequence[str],
+) -> Training:
     """Return what was found; ``asked``: subject, by, good and bad; ``squares``: of distances, by group and step."""
     aside = points_aside(records)
     kept = [r for r in records if r.where != "point" or r.name not in aside]
@@ -36,10 +41,21 @@ def conclude(
     if word == "rounding" and _grows(growth):
         word = "chaos"
     return Training(
-        **asked, steps=steps, members=members, limit=LIMIT, word=word, worst=json_number(worst), first=first,
-        parted=parted, formula=next((r for r in kept if _differs_in_fp64(r)), None), growth=growth,
-        aside=tuple(sorted(aside)), lacking=tuple(lacking), why=why, notes=tuple(notes),
-    )  # fmt: skip
+        **asked,
+        steps=steps,
+        members=members,
+        limit=LIMIT,
+        word=word,
+        worst=json_number(worst),
+        first=first,
+        parted=parted,
+        formula=next((r for r in kept if _differs_in_fp64(r)), None),
+        growth=growth,
+        aside=tuple(sorted(aside)),
+        lacking=tuple(lacking),
+        why=why,
+        notes=tuple(notes),
+    )
 
 
 def _not_judged(r: TrainingTensor) -> str:
@@ -74,7 +90,7 @@ def _growth(squares: Mapping[tuple[int, Group], Sequence[float]], steps: int) ->
         for step in range(1, steps + 1)
         for group in get_args(Group)
         if (found := squares.get((step - 1, group))) is not None
-    ]  # fmt: skip
+    ]
 
 
 def _root(square: float, of: float) -> Number:

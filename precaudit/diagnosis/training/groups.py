@@ -10,9 +10,23 @@ LOSS = {"loss", "losses", "nll", "cost"}
 GRADIENT = {"grad", "grads", "gradient", "gradients"}
 # Of the trees that optimizers keep; one letter alone is the name of a moment where it is a state's.
 MOMENTS = {
-    "accumulator", "ema", "m", "moment", "momentum", "moments", "mu", "nu", "opt", "optimiser", "optimizer", "slots",
-    "sum_of_squares", "trace", "v", "velocity",
-}  # fmt: skip
+    "accumulator",
+    "ema",
+    "m",
+    "moment",
+    "momentum",
+    "moments",
+    "mu",
+    "nu",
+    "opt",
+    "optimiser",
+    "optimizer",
+    "slots",
+    "sum_of_squares",
+    "trace",
+    "v",
+    "velocity",
+}
 
 
 def name_words(name: str) -> set[str]:

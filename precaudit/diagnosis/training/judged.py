@@ -118,13 +118,20 @@ class Held:
             mine[i] += x * x
         formats = (str(one.a.dtype), str(one.b.dtype))
         return TrainingTensor(
-            case=case, step=step + 1, where=one.where, name=name, group=group,
-            size=json_number(relative_size(size, norms[0])), spread=json_number(relative_size(norms[1], norms[0])),
-            ratio=json_number(nan if m is None or (isnan(size) and one.where != "point")
-                              else times_spread(off, one.a, *norms)),
-            exact=_apart(exact, one.key), formats=formats if formats[0] != formats[1] else None,
+            case=case,
+            step=step + 1,
+            where=one.where,
+            name=name,
+            group=group,
+            size=json_number(relative_size(size, norms[0])),
+            spread=json_number(relative_size(norms[1], norms[0])),
+            ratio=json_number(
+                nan if m is None or (isnan(size) and one.where != "point") else times_spread(off, one.a, *norms)
+            ),
+            exact=_apart(exact, one.key),
+            formats=formats if formats[0] != formats[1] else None,
             source=self.sources.get(one.name, ""),
-        )  # fmt: skip
+        )
 
 
 def difference_of(a: Array, b: Array) -> bool:

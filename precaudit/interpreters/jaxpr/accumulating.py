@@ -19,9 +19,11 @@ from precaudit.numbers.formats import FORMATS, parse_accumulation
 
 
 def emulate_accumulation(
-    function: Callable[..., Any], formats: Collection[str], names: Collection[str],
+    function: Callable[..., Any],
+    formats: Collection[str],
+    names: Collection[str],
     steps: Sequence[int] | None = None,
-) -> Callable[..., dict[str, tuple[Any, ...]]]:  # fmt: skip
+) -> Callable[..., dict[str, tuple[Any, ...]]]:
     """Return ``g(values, *args) → {tap: (in FP64, with sums in each format)}`` of some taps, all of them planted.
 
     ``formats``: as ``parse_accumulation`` takes them; ``steps``: as ``planting`` does. Under

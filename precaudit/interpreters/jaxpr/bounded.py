@@ -110,7 +110,7 @@ def _within(e: jex.JaxprEqn) -> list[Any]:
 
 def bounded_while(
     run: Evaluated, params: Mapping[str, Any], inputs: Sequence[Any], length: int, name: str = "", rest: bool = False
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Run a while loop as a scan of ``length`` steps.
 
     ``name``: of a loop whose decisions are taps, too: whether each step ran, what its state holds that is no float, and
@@ -185,7 +185,7 @@ def _counts(function: Callable[..., Any], names: Sequence[str]) -> Callable[...,
 
 def _counted_while(
     run: Evaluated, params: Mapping[str, Any], inputs: Sequence[Any], loops: Mapping[int, Loop], name: str
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Run a while loop that tells how many iterations it took, and of the loops inside how many they took at most."""
     first, going, once = _apart(run, params, inputs)
     body = open_jaxpr(params["body_jaxpr"])[0]

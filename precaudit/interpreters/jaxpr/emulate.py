@@ -21,9 +21,13 @@ from precaudit.interpreters.jaxpr.wide import up
 
 
 def emulate_segments(
-    function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None,
-    steps: Sequence[int] | None = None, wanted: WantedSteps | None = None, seed: jax.Array | None = None,
-) -> Callable[..., dict[str, tuple[Any, Any]]]:  # fmt: skip
+    function: Callable[..., Any],
+    how: Realisation,
+    lift: Mapping[str, Lift] | None = None,
+    steps: Sequence[int] | None = None,
+    wanted: WantedSteps | None = None,
+    seed: jax.Array | None = None,
+) -> Callable[..., dict[str, tuple[Any, Any]]]:
     """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
 
     ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are

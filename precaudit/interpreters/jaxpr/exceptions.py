@@ -66,9 +66,12 @@ class Watching:
     """
 
     def __init__(
-        self, function: Callable[..., Any], exact: bool = False, steps: Sequence[int] | None = None,
+        self,
+        function: Callable[..., Any],
+        exact: bool = False,
+        steps: Sequence[int] | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.exact, self.options = exact, dict(options or {})
         self.given = planting(function, self._interpreter, steps=steps)
         self.operations: list[ProgramOperation] = []

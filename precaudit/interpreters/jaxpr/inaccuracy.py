@@ -11,9 +11,25 @@ from jax.typing import ArrayLike
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
 INACCURATE = {
-    "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt",
-    "sin", "sqrt", "tan", "tanh",
-}  # fmt: skip
+    "cbrt",
+    "cos",
+    "div",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "pow",
+    "rsqrt",
+    "sin",
+    "sqrt",
+    "tan",
+    "tanh",
+}
 
 
 def mixed_bits(x: ArrayLike, mark: ArrayLike) -> Any:

@@ -72,9 +72,12 @@ def shard_map(
 
 
 def map_shards(
-    body: Callable[[Sequence[Any], list[Any]], tuple[list[Any], Any]], params: Mapping[str, Any], inputs: Sequence[Any],
-    values: list[Any], checked: bool = False,
-) -> tuple[list[Any], Any]:  # fmt: skip
+    body: Callable[[Sequence[Any], list[Any]], tuple[list[Any], Any]],
+    params: Mapping[str, Any],
+    inputs: Sequence[Any],
+    values: list[Any],
+    checked: bool = False,
+) -> tuple[list[Any], Any]:
     """Return ``body(inputs, values) → (outputs, told)`` on the shards of a shard_map equation's mesh.
 
     Values and what is told are [shards, …], in the order of the mesh's axes: each shard has its own.

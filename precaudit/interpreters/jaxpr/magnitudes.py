@@ -17,11 +17,33 @@ from precaudit.interpreters.jaxpr.sums import monoid
 
 # They lay out, choose or add up elements: of sizes they give sizes.
 LAID_OUT = {
-    "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "cumsum", "device_put",
-    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "name", "optimization_barrier", "pad",
-    "reduce_precision", "reduce_sum", "reduce_window_sum", "reshape", "rev", "scatter", "scatter-add", "select_n",
-    "slice", "squeeze", "stop_gradient", "transpose",
-}  # fmt: skip
+    "broadcast_in_dim",
+    "concatenate",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "cumsum",
+    "device_put",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "expand_dims",
+    "gather",
+    "name",
+    "optimization_barrier",
+    "pad",
+    "reduce_precision",
+    "reduce_sum",
+    "reduce_window_sum",
+    "reshape",
+    "rev",
+    "scatter",
+    "scatter-add",
+    "select_n",
+    "slice",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+}
 ADDED = {"add", "add_any", "sub"}
 
 

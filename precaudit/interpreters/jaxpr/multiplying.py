@@ -36,10 +36,17 @@ VECTOR_TERMS = 1 << 24  # of a product that a TPU's vector unit may make
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 # What XLA's dot algorithms ask of any device, and JAX's precisions of a GPU.
 ASKED: dict[str, Way] = {
-    "DEFAULT": TF32, "HIGH": TF32, "HIGHEST": FLOAT32, "TF32_TF32_F32": TF32, "TF32_TF32_F32_X3": "3 TF32 passes",
-    "BF16_BF16_F32": "1 pass", "BF16_BF16_F32_X3": "3 passes", "BF16_BF16_F32_X6": "6 passes",
-    "BF16_BF16_F32_X9": FLOAT32, "F32_F32_F32": FLOAT32,
-}  # fmt: skip
+    "DEFAULT": TF32,
+    "HIGH": TF32,
+    "HIGHEST": FLOAT32,
+    "TF32_TF32_F32": TF32,
+    "TF32_TF32_F32_X3": "3 TF32 passes",
+    "BF16_BF16_F32": "1 pass",
+    "BF16_BF16_F32_X3": "3 passes",
+    "BF16_BF16_F32_X6": "6 passes",
+    "BF16_BF16_F32_X9": FLOAT32,
+    "F32_F32_F32": FLOAT32,
+}
 # By the significant bits that they keep of a float32 operand.
 FINER: tuple[Way, ...] = ("1 pass", TF32, "3 passes", "3 TF32 passes", "6 passes", FLOAT32)
 

@@ -23,9 +23,18 @@ from precaudit.interpreters.jaxpr.loops import LOOPS
 
 INTEGERS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}  # by the bytes of a float
 MOVES = (
-    "broadcast_in_dim", "copy", "dynamic_slice", "dynamic_update_slice", "gather", "name", "reshape", "rev", "slice",
-    "squeeze", "transpose",
-)  # fmt: skip
+    "broadcast_in_dim",
+    "copy",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "name",
+    "reshape",
+    "rev",
+    "slice",
+    "squeeze",
+    "transpose",
+)
 INLINE = frozenset({"jit", "closed_call"})
 
 

@@ -11,9 +11,12 @@ from precaudit.schema.records.devices import SplitSum
 
 
 def product_in_parts(
-    equation: jex.JaxprEqn, inputs: Sequence[Any], split: SplitSum, product: Callable[[list[Any]], Any],
+    equation: jex.JaxprEqn,
+    inputs: Sequence[Any],
+    split: SplitSum,
+    product: Callable[[list[Any]], Any],
     rounded: Callable[[Any, int], Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a product of operands made in parts, each of terms that follow one another, and then added.
 
     ``product``: of a part's operands, in FP64; ``rounded``: a part, or a sum of parts, as its format holds it, by its

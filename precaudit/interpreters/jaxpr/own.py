@@ -10,8 +10,16 @@ from precaudit.interpreters.jaxpr.primitives import CALLS
 
 # Of one array of values all of them, in another layout.
 SAME = {
-    "copy", "copy_p", "expand_dims", "name", "optimization_barrier", "reshape", "squeeze", "stop_gradient", "transpose",
-}  # fmt: skip
+    "copy",
+    "copy_p",
+    "expand_dims",
+    "name",
+    "optimization_barrier",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+}
 
 
 class Own(NamedTuple):

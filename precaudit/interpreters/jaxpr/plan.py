@@ -21,10 +21,24 @@ from precaudit.interpreters.jaxpr.whole import WholeNumbers
 PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 WRITES = {"dynamic_update_slice", "scatter", "scatter-add"}
 LAYOUT = {
-    "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "name", "optimization_barrier",
-    "reshape", "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient",
+    "broadcast_in_dim",
+    "concatenate",
+    "copy",
+    "copy_p",
+    "expand_dims",
+    "gather",
+    "name",
+    "optimization_barrier",
+    "reshape",
+    "rev",
+    "select_n",
+    "sharding_constraint",
+    "slice",
+    "dynamic_slice",
+    "squeeze",
+    "stop_gradient",
     "transpose",
-}  # fmt: skip
+}
 LOOPS = {"scan", "while"}
 CHOICES = {"argmax", "argmin", "sort", "top_k"}
 CARRIED = "carry"  # the primitive of a tap on a scan's state
@@ -135,9 +149,14 @@ class Plan:
             self.around.pop()
 
     def _loop(
-        self, e: jex.JaxprEqn, body: jex.Jaxpr, lengths: tuple[int, int], given: Sequence[Any], fixed: Sequence[bool],
-        scope: str
-    ) -> None:  # fmt: skip
+        self,
+        e: jex.JaxprEqn,
+        body: jex.Jaxpr,
+        lengths: tuple[int, int],
+        given: Sequence[Any],
+        fixed: Sequence[bool],
+        scope: str,
+    ) -> None:
         """Plan the taps of a loop's body; ``lengths``: constants, carried values; ``given``: as ``_within`` has it."""
         (n_consts, n_carry), states = lengths, self.carried and not self.depth
         if states:
@@ -197,8 +216,13 @@ class Plan:
         for v in by:
             self._operand(v, e, scope)
         for v in chosen:
-            self.names[v] = Tag(self._unique_name(f"{STATE}{found.name}", found, e.primitive.name), found.source, scope,
-                                e.primitive.name, by=by[0].aval.dtype.name)  # fmt: skip
+            self.names[v] = Tag(
+                self._unique_name(f"{STATE}{found.name}", found, e.primitive.name),
+                found.source,
+                scope,
+                e.primitive.name,
+                by=by[0].aval.dtype.name,
+            )
 
     def _places(self, v: jex.Var | jex.Literal) -> bool:
         """Whether a variable numbers the places along an axis."""

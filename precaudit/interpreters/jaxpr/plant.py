@@ -64,9 +64,11 @@ def plant(
 
 
 def planting(
-    function: Callable[..., Any], interpreter: Callable[[Collection[str]], "Planted"], outputs: bool = False,
+    function: Callable[..., Any],
+    interpreter: Callable[[Collection[str]], "Planted"],
+    outputs: bool = False,
     steps: Sequence[int] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """Return ``g(values, *args)`` that evaluates ``function``'s jaxpr by the interpreter of the taps that have values.
 
     It gives what the interpreter tells of each tap; with ``outputs`` (outputs, that). ``steps``: those of outermost

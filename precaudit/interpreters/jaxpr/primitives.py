@@ -16,10 +16,17 @@ class Lifting:
 
 
 CALLS = {
-    "jit": "jaxpr", "remat2": "jaxpr", "composite": "jaxpr", "call": "call_jaxpr", "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call",
-    "custom_dce_call": "fun_jaxpr", "linear_call": "callee",
-}  # fmt: skip
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "composite": "jaxpr",
+    "call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "custom_dce_call": "fun_jaxpr",
+    "linear_call": "callee",
+}
 
 SCATTERS = "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max"
 PRODUCTS = "dot_general conv_general_dilated ragged_dot_general"

@@ -106,9 +106,14 @@ class _Raised(Emulator):
     """Evaluates an emulated program with some lines in float32."""
 
     def __init__(
-        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: jax.Array | None,
-        order: Mapping[Line, int], raised: Any,
-    ) -> None:  # fmt: skip
+        self,
+        lift: Mapping[str, Lift],
+        names: Collection[str],
+        how: Realisation,
+        seed: jax.Array | None,
+        order: Mapping[Line, int],
+        raised: Any,
+    ) -> None:
         super().__init__(lift, names, how, seed)
         self.order, self.raised = order, raised
         self.place: int | None = None

@@ -150,9 +150,13 @@ class _Reaper:
         """Evaluate an equation whose body holds a wanted tap."""
         name, params = equation.primitive.name, equation.params
         rules = {
-            "scan": self.scan, "while": self.while_loop, "cond": self.cond, "shard_map": self.shard_map,
-            "jit": self.jit, "remat2": self.remat,
-        }  # fmt: skip
+            "scan": self.scan,
+            "while": self.while_loop,
+            "cond": self.cond,
+            "shard_map": self.shard_map,
+            "jit": self.jit,
+            "remat2": self.remat,
+        }
         if name in rules:
             return rules[name](params, inputs)
         if name in CALLS:

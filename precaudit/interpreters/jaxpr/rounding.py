@@ -14,17 +14,58 @@ from precaudit.interpreters.jaxpr.sums import float_bits
 
 # A result is an operand's value: in a format that holds the operand nothing is rounded.
 EXACT = {
-    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "device_put",
-    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "neg",
-    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n",
-    "sharding_constraint", "slice", "sort", "split", "squeeze", "stop_gradient", "tile", "top_k", "transpose",
+    "abs",
+    "argsort",
+    "broadcast_in_dim",
+    "clamp",
+    "concatenate",
+    "copy",
+    "copy_p",
+    "cummax",
+    "cummin",
+    "device_put",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "expand_dims",
+    "gather",
+    "max",
+    "min",
+    "name",
+    "neg",
+    "optimization_barrier",
+    "pad",
+    "real",
+    "reduce_max",
+    "reduce_min",
+    "reshape",
+    "rev",
+    "scatter",
+    "select_n",
+    "sharding_constraint",
+    "slice",
+    "sort",
+    "split",
+    "squeeze",
+    "stop_gradient",
+    "tile",
+    "top_k",
+    "transpose",
     "unstack",
-}  # fmt: skip
+}
 # On a grid of its own a maximum would equal neither of what it is of, and a whole number would be none.
 UNMOVED = EXACT | {
-    "ceil", "complex", "conj", "floor", "imag", "reduce_window_max", "reduce_window_min", "round", "scatter-max",
-    "scatter-min", "sign",
-}  # fmt: skip
+    "ceil",
+    "complex",
+    "conj",
+    "floor",
+    "imag",
+    "reduce_window_max",
+    "reduce_window_min",
+    "round",
+    "scatter-max",
+    "scatter-min",
+    "sign",
+}
 
 
 def round_once(x: ArrayLike, dtype: DTypeLike, factor: float = 1.0) -> Any:

@@ -15,9 +15,13 @@ Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
 Rule = Callable[[Run, Any, list[Any]], list[Any]]
 
 SCATTERS = {
-    "scatter": lax.scatter, "scatter-add": lax.scatter_add, "scatter-sub": lax.scatter_sub,
-    "scatter-mul": lax.scatter_mul, "scatter-min": lax.scatter_min, "scatter-max": lax.scatter_max,
-}  # fmt: skip
+    "scatter": lax.scatter,
+    "scatter-add": lax.scatter_add,
+    "scatter-sub": lax.scatter_sub,
+    "scatter-mul": lax.scatter_mul,
+    "scatter-min": lax.scatter_min,
+    "scatter-max": lax.scatter_max,
+}
 
 MONOIDS = {"add": lax.add, "mul": lax.mul, "max": lax.max, "min": lax.min}
 
@@ -76,9 +80,7 @@ def lift_reduce_window(run: Run, params: Mapping[str, Any], inputs: list[Any]) -
     n = len(inputs) // 2
     reducer = _reducer(run, params, params.get("consts", ()))
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
-    return list(
-        lax.reduce_window(tuple(inputs[:n]), tuple(inputs[n:]), reducer, *(params[k] for k in keys))
-    )  # fmt: skip
+    return list(lax.reduce_window(tuple(inputs[:n]), tuple(inputs[n:]), reducer, *(params[k] for k in keys)))
 
 
 def scatter_rule(name: str) -> Rule:
@@ -153,9 +155,20 @@ def all_gather(_run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list[
 
 
 RULES: dict[str, Rule] = {
-    "psum_invariant": psum, "all_gather_invariant": all_gather, "pvary": lambda _run, _params, inputs: inputs,
-    "convert_element_type": convert, "reduce_precision": keep_operand, "layout_constraint": keep_operand,
-    "bitcast_convert_type": read_bits, "reduce": lift_reduce, "reduce_window": lift_reduce_window,
-    "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,
-    "inspect_sharding": nothing, "dce_sink": nothing, "empty": zeros, "empty2": zeros,
-} | {name: scatter_rule(name) for name in SCATTERS}  # fmt: skip
+    "psum_invariant": psum,
+    "all_gather_invariant": all_gather,
+    "pvary": lambda _run, _params, inputs: inputs,
+    "convert_element_type": convert,
+    "reduce_precision": keep_operand,
+    "layout_constraint": keep_operand,
+    "bitcast_convert_type": read_bits,
+    "reduce": lift_reduce,
+    "reduce_window": lift_reduce_window,
+    "custom_linear_solve": linear_solve,
+    "debug_callback": nothing,
+    "debug_print": nothing,
+    "inspect_sharding": nothing,
+    "dce_sink": nothing,
+    "empty": zeros,
+    "empty2": zeros,
+} | {name: scatter_rule(name) for name in SCATTERS}

@@ -76,9 +76,12 @@ def _sketch(x: jax.Array, n: int) -> Sketch:
         return jnp.stack([sums.sum(axis), most.max(axis), (nan + inf).sum(axis)], axis=-1)
 
     found = {
-        "rows": over(1), "heads": over(0), "hashes": _hashes(bits, rows),
-        "size": jnp.stack([jnp.sqrt(squares.sum()), most.max()]), "counts": jnp.stack([nan.sum(), inf.sum()]),
-    }  # fmt: skip
+        "rows": over(1),
+        "heads": over(0),
+        "hashes": _hashes(bits, rows),
+        "size": jnp.stack([jnp.sqrt(squares.sum()), most.max()]),
+        "counts": jnp.stack([nan.sum(), inf.sum()]),
+    }
     return found | {"projections": _projections(held, n)} if n else found
 
 

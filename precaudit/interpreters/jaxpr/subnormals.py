@@ -16,11 +16,35 @@ from jax.typing import ArrayLike, DTypeLike
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 # They move bits and compute nothing: subnormal operands come through.
 KEEPS = {
-    "abs", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "device_put", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "name", "neg", "optimization_barrier", "pad", "reduce_precision",
-    "reshape", "rev", "scatter", "select_n", "sharding_constraint", "slice", "sort", "split", "squeeze",
-    "stop_gradient", "transpose", "unstack",
-}  # fmt: skip
+    "abs",
+    "broadcast_in_dim",
+    "concatenate",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "device_put",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "expand_dims",
+    "gather",
+    "name",
+    "neg",
+    "optimization_barrier",
+    "pad",
+    "reduce_precision",
+    "reshape",
+    "rev",
+    "scatter",
+    "select_n",
+    "sharding_constraint",
+    "slice",
+    "sort",
+    "split",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+    "unstack",
+}
 
 
 @cache

@@ -25,15 +25,47 @@ LINEAR: dict[str, tuple[int, ...]] = dict.fromkeys(
 LINEAR |= {"scatter-add": (0, 2), "scatter-sub": (0, 2)}
 # Formulas and factorisations of the platform's own: their error is no rounding of their result.
 LIBRARY = {
-    "bessel_i0e", "bessel_i1e", "cholesky", "cholesky_update", "cumlogsumexp", "cumprod", "digamma", "eig", "eigh",
-    "erf_inv", "hessenberg", "householder_product", "igamma", "igamma_grad_a", "igammac", "lgamma", "lu", "ormqr",
-    "polygamma", "qr", "reduce_prod", "regularized_incomplete_beta", "schur", "svd", "symmetric_product",
-    "triangular_solve", "tridiagonal", "tridiagonal_solve", "zeta",
-}  # fmt: skip
+    "bessel_i0e",
+    "bessel_i1e",
+    "cholesky",
+    "cholesky_update",
+    "cumlogsumexp",
+    "cumprod",
+    "digamma",
+    "eig",
+    "eigh",
+    "erf_inv",
+    "hessenberg",
+    "householder_product",
+    "igamma",
+    "igamma_grad_a",
+    "igammac",
+    "lgamma",
+    "lu",
+    "ormqr",
+    "polygamma",
+    "qr",
+    "reduce_prod",
+    "regularized_incomplete_beta",
+    "schur",
+    "svd",
+    "symmetric_product",
+    "triangular_solve",
+    "tridiagonal",
+    "tridiagonal_solve",
+    "zeta",
+}
 OVER_DEVICES = {"psum", "psum_invariant", "reduce_scatter"}
 OWN = OVER_DEVICES | {
-    "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum", "scatter-add", "scatter-sub",
-}  # fmt: skip
+    "cumlogsumexp",
+    "cumprod",
+    "cumsum",
+    "reduce_prod",
+    "reduce_sum",
+    "reduce_window_sum",
+    "scatter-add",
+    "scatter-sub",
+}
 
 
 def float_bits(dtype: DTypeLike) -> int:

@@ -75,10 +75,15 @@ def _in(only: Collection[str], name: str) -> bool:
 
 
 def tag_program(
-    function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None,
-    carried: bool = False, iterations: Mapping[str, int] | None = None, taps: Which | None = None,
+    function: Callable[..., Any],
+    params: Any,
+    *inputs: Any,
+    renamed: Mapping[str, str] | None = None,
+    carried: bool = False,
+    iterations: Mapping[str, int] | None = None,
+    taps: Which | None = None,
     only: Collection[str] | None = None,
-) -> Tagged:  # fmt: skip
+) -> Tagged:
     """Return ``function(params, *inputs)`` with taps: its own, automatic ones, or both.
 
     Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names

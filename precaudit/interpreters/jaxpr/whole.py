@@ -20,10 +20,32 @@ from precaudit.numbers.arrays import widen
 
 # Of whole numbers they make whole numbers.
 MOVES = {
-    "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "optimization_barrier", "pad", "reduce_max",
-    "reduce_min", "reshape", "rev", "select_n", "slice", "squeeze", "stop_gradient", "transpose",
-}  # fmt: skip
+    "broadcast_in_dim",
+    "clamp",
+    "concatenate",
+    "copy",
+    "copy_p",
+    "cummax",
+    "cummin",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "expand_dims",
+    "gather",
+    "max",
+    "min",
+    "name",
+    "optimization_barrier",
+    "pad",
+    "reduce_max",
+    "reduce_min",
+    "reshape",
+    "rev",
+    "select_n",
+    "slice",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+}
 COUNTS = {"add", "cumsum", "mul", "reduce_sum", "sub"}  # what is larger than all that they are made of
 MAKES = MOVES | COUNTS | {"abs", "ceil", "convert_element_type", "floor", "iota", "neg", "rem", "round", "sign"}
 

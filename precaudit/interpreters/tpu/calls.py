@@ -13,14 +13,18 @@ from jax.typing import DTypeLike
 from precaudit.interpreters.tpu.hlo import ArrayType, Computation, Instruction, Type
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "pred": np.dtype(bool), "bf16": np.dtype(ml_dtypes.bfloat16),
+    "pred": np.dtype(bool),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
     **{f"f{n}": np.dtype(f"float{n}") for n in (16, 32, 64)},
     **{f"s{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)},
     **{f"u{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
-    "s4": np.dtype(ml_dtypes.int4), "u4": np.dtype(ml_dtypes.uint4),
-    **{f"f8{x}": np.dtype(getattr(ml_dtypes, f"float8_{x}"))
-       for x in ("e4m3fn", "e5m2", "e4m3b11fnuz", "e4m3fnuz", "e5m2fnuz")},
-}  # fmt: skip
+    "s4": np.dtype(ml_dtypes.int4),
+    "u4": np.dtype(ml_dtypes.uint4),
+    **{
+        f"f8{x}": np.dtype(getattr(ml_dtypes, f"float8_{x}"))
+        for x in ("e4m3fn", "e5m2", "e4m3b11fnuz", "e4m3fnuz", "e5m2fnuz")
+    },
+}
 
 
 @dataclass(frozen=True)

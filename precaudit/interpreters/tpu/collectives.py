@@ -28,8 +28,11 @@ def on_chips(program: Callable[..., Any], chips: int) -> Callable[..., Any]:
 def collectives(chips: int) -> dict[str, Rule]:
     """Return the rules of collectives of so many chips, by opcode."""
     each: dict[str, Callable[[InstructionCall, Groups, Any], Any]] = {
-        "all-reduce": _add, "all-gather": _join, "reduce-scatter": _add_and_cut, "all-to-all": _exchange,
-    }  # fmt: skip
+        "all-reduce": _add,
+        "all-gather": _join,
+        "reduce-scatter": _add_and_cut,
+        "all-to-all": _exchange,
+    }
 
     def rule(make: Callable[[InstructionCall, Groups, Any], Any]) -> Rule:
         def of(call: InstructionCall) -> Any:

@@ -25,9 +25,18 @@ from precaudit.interpreters.tpu.operations import ELEMENTWISE, MOVES, RULES
 from precaudit.interpreters.tpu.products import round_to_bfloat16
 
 CUT = re.compile(r"\[(\d+):")  # where a slice begins, one a dimension
-LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
-    "convert", "fusion", "call", "parameter", "tuple", "get-tuple-element",
-}  # fmt: skip
+LEFT_WIDE = (
+    ELEMENTWISE.keys()
+    | MOVES.keys()
+    | {
+        "convert",
+        "fusion",
+        "call",
+        "parameter",
+        "tuple",
+        "get-tuple-element",
+    }
+)
 
 
 class Unknown(UserError):
@@ -59,10 +68,13 @@ def rounds_inside(module: Module) -> bool:
     """Whether a fusion holds a bfloat16 result that ``rounded_inside`` decides about: one that it does not return."""
     inside = {name for _, x in module.walk() if x.opcode == "fusion" for name in x.computations}
     return any(
-        computation.name in inside and not x.root and x.opcode in (*ELEMENTWISE, "convert", "reduce", "select")
-        and isinstance(x.type, ArrayType) and x.type.dtype == "bf16"
+        computation.name in inside
+        and not x.root
+        and x.opcode in (*ELEMENTWISE, "convert", "reduce", "select")
+        and isinstance(x.type, ArrayType)
+        and x.type.dtype == "bf16"
         for computation, x in module.walk()
-    )  # fmt: skip
+    )
 
 
 def _check_rule(instruction: Instruction, targets: Mapping[str, Rule], rules: Mapping[str, Rule]) -> None:
@@ -105,9 +117,12 @@ def _cut_at(within: Computation, name: str, axis: int) -> int:
 
 
 TARGETS: dict[str, Rule] = {
-    "AssumeGatherIndicesInBound": _same, "GatherScatterIndicesBitpacked": _same, "AllocateBuffer": _buffer,
-    "ConcatBitcast": _join_parts, "TopK": top_k,
-}  # fmt: skip
+    "AssumeGatherIndicesInBound": _same,
+    "GatherScatterIndicesBitpacked": _same,
+    "AllocateBuffer": _buffer,
+    "ConcatBitcast": _join_parts,
+    "TopK": top_k,
+}
 
 
 def store(value: Any, kind: Type, wide: bool = False) -> Any:
@@ -243,7 +258,15 @@ def _conditional(run: _Run, call: InstructionCall, _inside: bool) -> Any:
 
 
 FLOW: dict[str, Flow] = {
-    "parameter": _first, "tuple": _all, "get-tuple-element": _element, "after-all": _nothing,
-    "fusion": _call_computation, "call": _call_computation, "while": _while, "conditional": _conditional,
-    "optimization-barrier": _first, "add-dependency": _first, "domain": _first,
-}  # fmt: skip
+    "parameter": _first,
+    "tuple": _all,
+    "get-tuple-element": _element,
+    "after-all": _nothing,
+    "fusion": _call_computation,
+    "call": _call_computation,
+    "while": _while,
+    "conditional": _conditional,
+    "optimization-barrier": _first,
+    "add-dependency": _first,
+    "domain": _first,
+}

@@ -20,12 +20,21 @@ def _arithmetic(operation: Callable[[Any, Any], Any], logical: Callable[[Any, An
 
 
 MONOIDS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": _arithmetic(lax.add, lax.bitwise_or), "multiply": _arithmetic(lax.mul, lax.bitwise_and),
-    "maximum": _arithmetic(lax.max, lax.bitwise_or), "minimum": _arithmetic(lax.min, lax.bitwise_and),
-    "and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor,
-}  # fmt: skip
-SCATTERS = {"add": lax.scatter_add, "multiply": lax.scatter_mul, "minimum": lax.scatter_min,
-            "maximum": lax.scatter_max, "second": lax.scatter}  # fmt: skip
+    "add": _arithmetic(lax.add, lax.bitwise_or),
+    "multiply": _arithmetic(lax.mul, lax.bitwise_and),
+    "maximum": _arithmetic(lax.max, lax.bitwise_or),
+    "minimum": _arithmetic(lax.min, lax.bitwise_and),
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+SCATTERS = {
+    "add": lax.scatter_add,
+    "multiply": lax.scatter_mul,
+    "minimum": lax.scatter_min,
+    "maximum": lax.scatter_max,
+    "second": lax.scatter,
+}
 
 
 def scatter(call: InstructionCall) -> Any:
@@ -33,8 +42,13 @@ def scatter(call: InstructionCall) -> Any:
     kind = "second" if _behind(call.body, call.body.root.name) == "1" else combination(call.body)
     if len(call.inputs) != 3 or kind not in SCATTERS:
         raise ValueError("no rule for what this scatter does with an update")
-    names = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "input_batching_dims",
-             "scatter_indices_batching_dims")  # fmt: skip
+    names = (
+        "update_window_dims",
+        "inserted_window_dims",
+        "scatter_dims_to_operand_dims",
+        "input_batching_dims",
+        "scatter_indices_batching_dims",
+    )
     dims = lax.ScatterDimensionNumbers(*map(call.ints, names))
     x, update = alike(call.inputs[0], call.inputs[2])
     return SCATTERS[kind](x, vectors(call), update, dims, mode="drop")

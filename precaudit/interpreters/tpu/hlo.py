@@ -8,8 +8,18 @@ from typing import NamedTuple, TypeAlias
 
 from precaudit.interpreters.tpu.scanner import braced_fields, integer
 
-CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
-         "called_computations", "select", "scatter")  # fmt: skip
+CALLS = (
+    "calls",
+    "to_apply",
+    "body",
+    "condition",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+    "called_computations",
+    "select",
+    "scatter",
+)
 JAX_FILES = re.compile(r"(^|/)((site|dist)-packages/jax(lib)?|jax/(_src|experimental))/")
 
 

@@ -133,7 +133,12 @@ def vectors(call: InstructionCall) -> Any:
 
 def gather(call: InstructionCall) -> Any:
     """Gather; what lies outside is clamped into the operand."""
-    names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims",
-             "start_indices_batching_dims")  # fmt: skip
+    names = (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "start_index_map",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+    )
     dims = lax.GatherDimensionNumbers(*map(call.ints, names))
     return lax.gather(call.inputs[0], vectors(call), dims, call.ints("slice_sizes"), mode="clip")

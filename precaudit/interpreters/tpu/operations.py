@@ -40,19 +40,41 @@ def _binary(operation: Callable[[Any, Any], Any]) -> Rule:
 
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = MONOIDS | {
-    "subtract": lax.sub, "divide": lax.div, "remainder": lax.rem, "power": lax.pow, "atan2": lax.atan2,
-    "shift-left": lax.shift_left, "shift-right-logical": lax.shift_right_logical,
+    "subtract": lax.sub,
+    "divide": lax.div,
+    "remainder": lax.rem,
+    "power": lax.pow,
+    "atan2": lax.atan2,
+    "shift-left": lax.shift_left,
+    "shift-right-logical": lax.shift_right_logical,
     "shift-right-arithmetic": lax.shift_right_arithmetic,
-}  # fmt: skip
+}
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "abs": lax.abs, "cbrt": lax.cbrt, "ceil": lax.ceil, "cosine": lax.cos, "count-leading-zeros": lax.clz,
-    "erf": lax.erf, "exponential": lax.exp, "exponential-minus-one": lax.expm1, "floor": lax.floor,
-    "is-finite": lax.is_finite, "log": lax.log, "log-plus-one": lax.log1p, "logistic": lax.logistic,
-    "negate": lax.neg, "not": lax.bitwise_not, "popcnt": lax.population_count, "rsqrt": lax.rsqrt, "sign": lax.sign,
-    "sine": lax.sin, "sqrt": lax.sqrt, "tan": lax.tan, "tanh": lax.tanh,
+    "abs": lax.abs,
+    "cbrt": lax.cbrt,
+    "ceil": lax.ceil,
+    "cosine": lax.cos,
+    "count-leading-zeros": lax.clz,
+    "erf": lax.erf,
+    "exponential": lax.exp,
+    "exponential-minus-one": lax.expm1,
+    "floor": lax.floor,
+    "is-finite": lax.is_finite,
+    "log": lax.log,
+    "log-plus-one": lax.log1p,
+    "logistic": lax.logistic,
+    "negate": lax.neg,
+    "not": lax.bitwise_not,
+    "popcnt": lax.population_count,
+    "rsqrt": lax.rsqrt,
+    "sign": lax.sign,
+    "sine": lax.sin,
+    "sqrt": lax.sqrt,
+    "tan": lax.tan,
+    "tanh": lax.tanh,
     "round-nearest-afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round-nearest-even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
-}  # fmt: skip
+}
 COMPARISONS = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
 
 
@@ -122,18 +144,38 @@ def _product(call: InstructionCall) -> Any:
 
 
 MOVES: dict[str, Rule] = {
-    "bitcast": bitcast, "broadcast": broadcast, "clamp": _clamp, "concatenate": concatenate,
-    "copy": lambda call: call.inputs[0], "dynamic-slice": dynamic_slice,
-    "dynamic-update-slice": dynamic_update_slice, "gather": gather, "pad": pad, "reduce": reduce,
-    "reduce-window": reduce_window, "reshape": reshape, "reverse": reverse, "select": _select, "slice": strided_slice,
+    "bitcast": bitcast,
+    "broadcast": broadcast,
+    "clamp": _clamp,
+    "concatenate": concatenate,
+    "copy": lambda call: call.inputs[0],
+    "dynamic-slice": dynamic_slice,
+    "dynamic-update-slice": dynamic_update_slice,
+    "gather": gather,
+    "pad": pad,
+    "reduce": reduce,
+    "reduce-window": reduce_window,
+    "reshape": reshape,
+    "reverse": reverse,
+    "select": _select,
+    "slice": strided_slice,
     "transpose": transpose,
-}  # fmt: skip
+}
 ELEMENTWISE: dict[str, Rule] = {
     **{name: _unary(operation) for name, operation in UNARY.items()},
     **{name: _binary(operation) for name, operation in BINARY.items()},
 }
 RULES: dict[str, Rule] = {
-    **ELEMENTWISE, **MOVES, "bitcast-convert": _bitcast_convert, "compare": _compare, "constant": _constant,
-    "convert": _convert, "convolution": _product, "dot": _product, "iota": _iota,
-    "reduce-precision": _reduce_precision, "scatter": scatter, "sort": sort,
-}  # fmt: skip
+    **ELEMENTWISE,
+    **MOVES,
+    "bitcast-convert": _bitcast_convert,
+    "compare": _compare,
+    "constant": _constant,
+    "convert": _convert,
+    "convolution": _product,
+    "dot": _product,
+    "iota": _iota,
+    "reduce-precision": _reduce_precision,
+    "scatter": scatter,
+    "sort": sort,
+}

@@ -129,9 +129,11 @@ def relation(view: Window, i: int, n: int, w: int) -> str | None:
     read = steps[left, right] // stride
     right = w - 1 - right if view.rhs_reversal[i] else right
     forms = {
-        "batch": (out == n == w, left, right), "contracted": (out == 1 and n == w, None, right),
-        "left": (out == n and w == 1, left, None), "right": (out == w and n == 1, None, right),
-    }  # fmt: skip
+        "batch": (out == n == w, left, right),
+        "contracted": (out == 1 and n == w, None, right),
+        "left": (out == n and w == 1, left, None),
+        "right": (out == w and n == 1, None, right),
+    }
     for name, (sizes, of_left, of_right) in forms.items():
         if not sizes or len(read) != max(n, w) or (of_left is not None and (of_left != read).any()):
             continue
@@ -157,8 +159,11 @@ def _letters(
         if kind.startswith("-"):
             backwards.append(labels.rhs.index(at))
         left[at], right[at], out[at] = {
-            "batch": (one, one, one), "contracted": (one, one, ""), "left": (one, "", one), "right": ("", one, one),
-        }[kind.lstrip("-")]  # fmt: skip
+            "batch": (one, one, one),
+            "contracted": (one, one, ""),
+            "left": (one, "", one),
+            "right": ("", one, one),
+        }[kind.lstrip("-")]
     return [left, right, out], backwards
 
 
@@ -189,8 +194,16 @@ def _true_convolution(labels: _Labels, view: Window, groups: list[int]) -> Produ
     def once(x: jax.Array, y: jax.Array) -> Any:
         y = lax.rev(y, backwards) if backwards else y
         return lax.conv_general_dilated(
-            x, y, view.stride, view.pad, view.lhs_dilate, view.rhs_dilate, dims, *groups,
-            precision="highest", preferred_element_type=_sum_format(x),
-        )  # fmt: skip
+            x,
+            y,
+            view.stride,
+            view.pad,
+            view.lhs_dilate,
+            view.rhs_dilate,
+            dims,
+            *groups,
+            precision="highest",
+            preferred_element_type=_sum_format(x),
+        )
 
     return once

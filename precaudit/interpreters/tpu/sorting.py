@@ -55,7 +55,10 @@ def _exchange(lines: jax.Array, place: jax.Array, n: int, level: jax.Array, dist
     forward = before(*(x for pair in zip(lines, others, strict=True) for x in pair))
     backward = before(*(x for pair in zip(others, lines, strict=True) for x in pair))
     there, other_there = place < n, other_place < n
-    first = jnp.where(there & other_there, forward & ~backward | ~(forward ^ backward) & (place < other_place),
-                      there & ~other_there | ~(there ^ other_there) & (place < other_place))  # fmt: skip
+    first = jnp.where(
+        there & other_there,
+        forward & ~backward | ~(forward ^ backward) & (place < other_place),
+        there & ~other_there | ~(there ^ other_there) & (place < other_place),
+    )
     keep = first == ((at & distance == 0) == (at & level == 0))
     return tuple(jnp.where(keep, x, y) for x, y in zip(lines, others, strict=True)), jnp.where(keep, place, other_place)

@@ -21,9 +21,16 @@ TESTED = ("0.0.42.1",)  # of libtpu: what the tables and the reading of its prog
 # Presets of products that libtpu refuses to compile for each of these; tests/interpreters/tpu/test_targets.py measures
 # them again.
 REFUSED = frozenset(
-    ("BF16_BF16_F32_X9", "F16_F16_F32", "F16_F16_F16", "BF16_BF16_BF16", "TF32_TF32_F32", "TF32_TF32_F32_X3",
-     "F32_F32_F32")
-)  # fmt: skip
+    (
+        "BF16_BF16_F32_X9",
+        "F16_F16_F32",
+        "F16_F16_F16",
+        "BF16_BF16_BF16",
+        "TF32_TF32_F32",
+        "TF32_TF32_F32_X3",
+        "F32_F32_F32",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -145,10 +152,19 @@ def compile_for(
     seconds = time.perf_counter() - started
     memory, cost = made.memory_analysis(), made.cost_analysis() or {}
     return CompiledProgram(
-        target, version, hlo_text(made), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
-        memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
-        tuple(jax.tree.leaves(made.input_shardings[0])), tuple(jax.tree.leaves(made.output_shardings)),
-    )  # fmt: skip
+        target,
+        version,
+        hlo_text(made),
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        float(cost.get("flops", 0.0)),
+        traced.jaxpr,
+        tuple(jax.tree.leaves(made.input_shardings[0])),
+        tuple(jax.tree.leaves(made.output_shardings)),
+    )
 
 
 def mesh(target: Target, axes: Mapping[str, int]) -> Any:

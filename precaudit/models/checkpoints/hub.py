@@ -7,8 +7,16 @@ from pathlib import Path
 from precaudit.errors import UserError
 
 HUB_ID = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*(@[\w.\-]+)?$")
-FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer*", "special_tokens_map.json",
-         "chat_template*", "vocab.json", "merges.txt")  # fmt: skip
+FILES = (
+    "config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+    "vocab.json",
+    "merges.txt",
+)
 SPARE = ["consolidated*", "original/*"]  # the same weights once more
 
 

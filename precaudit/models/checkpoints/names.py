@@ -76,9 +76,15 @@ def read_layout(folder: Path) -> Layout:
     shipped = parse_map(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes(), Layout)
     others = {name: entry for name, entry in shipped.interleaved.items() if name not in own.tensors}
     return Layout(
-        own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
-        shipped.tensors | own.tensors, shipped.ignore + own.ignore, own.rope, others | own.interleaved,
-    )  # fmt: skip
+        own.checkpoint,
+        own.layout,
+        own.prefix or shipped.prefix,
+        shipped.config | own.config,
+        shipped.tensors | own.tensors,
+        shipped.ignore + own.ignore,
+        own.rope,
+        others | own.interleaved,
+    )
 
 
 def parse_map(where: Path, data: bytes, kind: type[Map]) -> Map:

@@ -16,9 +16,12 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 
 DTYPES = {
-    "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-}  # fmt: skip
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
 WORDS = {"U32": "uint32"}  # what runs hold beside floats
 ANYTHING = WORDS | {
     "F64": "float64",

@@ -25,9 +25,18 @@ CONTROL_TOKEN, USER_TOKEN = 3, 4
 
 # What tokenizer_config.json may say without changing what tokenizer.json makes of a text.
 SILENT = frozenset(
-    ("added_tokens_decoder", "additional_special_tokens", "chat_template", "clean_up_tokenization_spaces",
-     "model_input_names", "model_max_length", "padding_side", "tokenizer_class", "truncation_side")
-)  # fmt: skip
+    (
+        "added_tokens_decoder",
+        "additional_special_tokens",
+        "chat_template",
+        "clean_up_tokenization_spaces",
+        "model_input_names",
+        "model_max_length",
+        "padding_side",
+        "tokenizer_class",
+        "truncation_side",
+    )
+)
 NAMED = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
 LARGEST = 100_000  # above this transformers looks for a wrong pattern in files of Mistral's, and mends it
 

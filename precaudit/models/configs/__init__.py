@@ -17,4 +17,4 @@ __all__ = [
     "from_gguf",
     "model_tensors",
     "with_window",
-]  # fmt: skip
+]

@@ -12,10 +12,17 @@ Field = Callable[..., Any]
 # What is read of a file's RoPE; ``finetuned`` changes nothing.
 ROPE = frozenset(
     [
-        "dimension_count", "freq_base", "freq_base_swa", "scale_linear", "scaling.type", "scaling.factor",
-        "scaling.original_context_length", "scaling.attn_factor", "scaling.finetuned",
+        "dimension_count",
+        "freq_base",
+        "freq_base_swa",
+        "scale_linear",
+        "scaling.type",
+        "scaling.factor",
+        "scaling.original_context_length",
+        "scaling.attn_factor",
+        "scaling.finetuned",
     ]
-)  # fmt: skip
+)
 
 
 def from_gguf(
@@ -91,10 +98,16 @@ def _gemma3(field: Field, layers: int, width: int, heads: int, head_dim: int) ->
     scalar = width / heads if layers == 62 else head_dim  # query_pre_attn_scalar: the 27 B model has its own
     cap = float(field("final_logit_softcapping", 0.0))
     return {
-        "norms": "around", "norm_offset": 1.0, "embed_scale": sqrt(width), "query_scale": float(scalar) ** -0.5,
-        "window": window, "full_layers": full, "local_rope_theta": float(field("rope.freq_base_swa", 10000.0)),
-        "activation": "gelu_tanh", "logit_cap": cap or None,
-    }  # fmt: skip
+        "norms": "around",
+        "norm_offset": 1.0,
+        "embed_scale": sqrt(width),
+        "query_scale": float(scalar) ** -0.5,
+        "window": window,
+        "full_layers": full,
+        "local_rope_theta": float(field("rope.freq_base_swa", 10000.0)),
+        "activation": "gelu_tanh",
+        "logit_cap": cap or None,
+    }
 
 
 def _scaling(

@@ -11,11 +11,24 @@ from precaudit.schema.configuration import MOST, RopeScaling
 ORIGINAL = "original_max_position_embeddings"
 ROPE_FIELDS = frozenset(
     [
-        "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
-        "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
-        "short_factor", "long_factor", "partial_rotary_factor",
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "short_factor",
+        "long_factor",
+        "partial_rotary_factor",
     ]
-)  # fmt: skip
+)
 
 
 def _table(raw: Raw, name: str) -> dict[str, Any]:
@@ -94,8 +107,9 @@ def _read_scaling(raw: Raw, rope: Raw, kind: Any, context: int, share: float) ->
         known |= {
             "fast": number(rope, "beta_fast", None, null=True) or 32.0,
             "slow": number(rope, "beta_slow", None, null=True) or 1.0,
-            "truncate": take(rope, "truncate", bool, True), "attention": _yarn_attention(rope, factor),
-        }  # fmt: skip
+            "truncate": take(rope, "truncate", bool, True),
+            "attention": _yarn_attention(rope, factor),
+        }
     if kind == "longrope":  # short factors up to the original context, long ones beyond it
         told = number(rope, "attention_factor", None, null=True)
         length = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))

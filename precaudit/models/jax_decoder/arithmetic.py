@@ -45,9 +45,7 @@ class Arithmetic:
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]
         raised, int8 = policy.decode_attention == "float32", policy.projection_inputs == "int8"
-        return cls(
-            **dtypes, matmul=matmul, decode_in_float32=raised, attention=policy.attention, inputs_in_int8=int8
-        )  # fmt: skip
+        return cls(**dtypes, matmul=matmul, decode_in_float32=raised, attention=policy.attention, inputs_in_int8=int8)
 
     def for_decode(self) -> "Arithmetic":
         """The arithmetic of decode attention: float32 throughout where the policy casts it up."""

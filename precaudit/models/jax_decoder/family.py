@@ -27,9 +27,11 @@ TENSORS = {
 FUSED: dict[str, dict[str, tuple[str, ...]]] = {
     "qkv": {"qkv": ("wq", "wk", "wv"), "bqkv": ("bq", "bk", "bv")},
     "gate_up": {
-        "gate_up": ("gate", "up"), "bgate_up": ("bgate", "bup"), "expert_gate_up": ("expert_gate", "expert_up"),
+        "gate_up": ("gate", "up"),
+        "bgate_up": ("bgate", "bup"),
+        "expert_gate_up": ("expert_gate", "expert_up"),
     },
-}  # fmt: skip
+}
 
 EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}
 

@@ -19,8 +19,18 @@ from precaudit.schema.meshes import MeshShape
 
 KEYS = ("wk", "wv", "bk", "bv", "qkv", "bqkv")  # cut where every device has a key/value head of its own
 OUTWARDS = (
-    "wq", "bq", "gate", "up", "bgate", "bup", "gate_up", "bgate_up", "expert_gate", "expert_up", "expert_gate_up",
-)  # fmt: skip
+    "wq",
+    "bq",
+    "gate",
+    "up",
+    "bgate",
+    "bup",
+    "gate_up",
+    "bgate_up",
+    "expert_gate",
+    "expert_up",
+    "expert_gate_up",
+)
 INWARDS = ("wo", "down", "expert_down")
 BIASES = ("bq", "bk", "bv", "bgate", "bup", "bqkv", "bgate_up")
 TABLES = ("embed", "lm_head")

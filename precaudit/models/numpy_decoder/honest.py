@@ -81,9 +81,11 @@ def on_single_rows(
 def _softmaxes() -> Iterator[Form]:
     for name, rounded in (("", False), (" and summed so", True)):
         yield Form(
-            f"exponentials rounded{name}", f"exponentials are rounded as probabilities before the division{name}",
-            partial(_rounded_first, rounded), partial(_quotient, rounded),
-        )  # fmt: skip
+            f"exponentials rounded{name}",
+            f"exponentials are rounded as probabilities before the division{name}",
+            partial(_rounded_first, rounded),
+            partial(_quotient, rounded),
+        )
 
 
 def _attentions() -> Iterator[Form]:

@@ -295,10 +295,18 @@ def mish(x: Array, curve: Cast = identity) -> Array:
 
 # A configuration names one of the first two; the others are taken for them by mistake.
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
-    "silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "quick_gelu": quick_gelu, "relu": relu,
-    "hard_silu": hard_silu, "identity": linear_unit, "sigmoid": sigmoid, "tanh": tanh, "relu_squared": relu_squared,
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "hard_silu": hard_silu,
+    "identity": linear_unit,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "relu_squared": relu_squared,
     "mish": mish,
-}  # fmt: skip
+}
 # Programs that take a function in a narrow format hold its constants in that.
 NARROW_CONSTANTS = {name: f"gelu_tanh, constants in {name}" for name in ("bfloat16", "float16")}
 ACTIVATIONS |= {key: partial(gelu_tanh, constants=rounder(name)) for name, key in NARROW_CONSTANTS.items()}

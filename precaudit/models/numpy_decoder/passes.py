@@ -36,9 +36,12 @@ def to_tf32(x: Array) -> Array:
 BF16 = rounder("bfloat16")
 # Preset: the passes, and the format of their parts.
 PRESETS: dict[str, tuple[int, Callable[[Array], Array]]] = {
-    "BF16_BF16_F32": (1, BF16), "BF16_BF16_F32_X3": (3, BF16), "BF16_BF16_F32_X6": (6, BF16),
-    "TF32_TF32_F32": (1, to_tf32), "TF32_TF32_F32_X3": (3, to_tf32),
-}  # fmt: skip
+    "BF16_BF16_F32": (1, BF16),
+    "BF16_BF16_F32_X3": (3, BF16),
+    "BF16_BF16_F32_X6": (6, BF16),
+    "TF32_TF32_F32": (1, to_tf32),
+    "TF32_TF32_F32_X3": (3, to_tf32),
+}
 
 
 def operand_roundoff(matmul: str) -> float:

@@ -73,9 +73,13 @@ OWN = DumpNames(
 
 
 def import_dump(
-    source: Path | str, folder: Path | str, names: Path | str | None = None, force: bool = False,
-    command: str = "precaudit.import_dump(...)", tell: Advance = silent,
-) -> Imported:  # fmt: skip
+    source: Path | str,
+    folder: Path | str,
+    names: Path | str | None = None,
+    force: bool = False,
+    command: str = "precaudit.import_dump(...)",
+    tell: Advance = silent,
+) -> Imported:
     """Write a dump as a run into ``folder``; return it opened.
 
     ``names``: the map's file. Raises UserError for a map that is wrong, a point that the dump has nowhere, an array
@@ -97,11 +101,18 @@ def import_dump(
         (part / "tensors").mkdir(parents=True)
         tensors, hashes = _tensors(part, taken, where, tell)
         record = DumpRun(
-            schema=SCHEMA, id=folder.resolve().name, source=source.name, command=command, tensors=tuple(tensors),
-            tokens={name: _ids(held, where) for name, held in tokens.items()}, left_out=tuple(left),
-            reported=tuple(_reported_values(dump, calls, where)), absent=tuple(_absent([t[0] for t in taken])),
-            hashes=hashes, finished=datetime.now(UTC).isoformat("T", "seconds"),
-        )  # fmt: skip
+            schema=SCHEMA,
+            id=folder.resolve().name,
+            source=source.name,
+            command=command,
+            tensors=tuple(tensors),
+            tokens={name: _ids(held, where) for name, held in tokens.items()},
+            left_out=tuple(left),
+            reported=tuple(_reported_values(dump, calls, where)),
+            absent=tuple(_absent([t[0] for t in taken])),
+            hashes=hashes,
+            finished=datetime.now(UTC).isoformat("T", "seconds"),
+        )
         write_whole(part / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         if folder.exists():
             folder.rename(old)

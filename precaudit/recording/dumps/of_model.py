@@ -59,12 +59,17 @@ class JudgedDump:
         return Requested(
             prompts=tuple(dict.fromkeys(t.prompt for t in self.dump.record.tensors)),
             layers=tuple(sorted({p.layer for p in self.places if p.layer is not None})),
-            points=tuple(name for name in POINTS if name in held), support=(),
-            phases=tuple(x for x in PHASES if any(p.phase == x for p in self.places)), positions=None,
+            points=tuple(name for name in POINTS if name in held),
+            support=(),
+            phases=tuple(x for x in PHASES if any(p.phase == x for p in self.places)),
+            positions=None,
             every_logit=any(len(self.positions(p)) > 1 for p in self.places if p.point == LOGITS),
-            decode_steps=max((p.step for p in self.places), default=0), batch=1, pad="right", tokens_from=None,
+            decode_steps=max((p.step for p in self.places), default=0),
+            batch=1,
+            pad="right",
+            tokens_from=None,
             calls={call: tuple(name for name in POINTS if name in calls[call]) for call in sorted(calls)},
-        )  # fmt: skip
+        )
 
 
 def write_as_run(
@@ -93,15 +98,30 @@ def write_as_run(
     write_lines(folder / "prompts.jsonl", _prompts(held))
     hashes = {name: file_hash(folder / name) for name in ("points.jsonl", "steps.jsonl", "prompts.jsonl")}
     model = ModelRecord(
-        id=checkpoint.name, reference=reference, sha256=checkpoint.hashes.sha256(),
-        config=msgspec.to_builtins(checkpoint.config), allowed=checkpoint.allowed,
-    )  # fmt: skip
+        id=checkpoint.name,
+        reference=reference,
+        sha256=checkpoint.hashes.sha256(),
+        config=msgspec.to_builtins(checkpoint.config),
+        allowed=checkpoint.allowed,
+    )
     record = RunRecord(
-        schema=SCHEMA, id=dump.record.id, model=model, policy=asdict(policy), requested=asked,
-        device=_arithmetic(policy), device_count=1, versions={}, xla_flags="", commit=None, command=dump.record.command,
-        started=dump.record.finished, warnings=tuple(said), program="dump", hashes=hashes,
+        schema=SCHEMA,
+        id=dump.record.id,
+        model=model,
+        policy=asdict(policy),
+        requested=asked,
+        device=_arithmetic(policy),
+        device_count=1,
+        versions={},
+        xla_flags="",
+        commit=None,
+        command=dump.record.command,
+        started=dump.record.finished,
+        warnings=tuple(said),
+        program="dump",
+        hashes=hashes,
         finished=dump.record.finished,
-    )  # fmt: skip
+    )
     write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
     return open_run(folder)
 
@@ -226,10 +246,18 @@ def _point_records(held: JudgedDump, policy: Policy, tell: Advance) -> Iterator[
                 cast[t.key] = y
             positions, rows = pack_positions(held.positions(place))
             yield PointRecord(
-                **place._asdict(), axes=tuple(POINTS[place.point].axes), shape=y.shape, dtype=y.dtype.name,
-                positions=positions, rows="range" if rows == "range" else "list", file=file if y is x else other,
-                key=t.key, hash=tensor_hash(y), support=False, stats=statistics(y),
-            )  # fmt: skip
+                **place._asdict(),
+                axes=tuple(POINTS[place.point].axes),
+                shape=y.shape,
+                dtype=y.dtype.name,
+                positions=positions,
+                rows="range" if rows == "range" else "list",
+                file=file if y is x else other,
+                key=t.key,
+                hash=tensor_hash(y),
+                support=False,
+                stats=statistics(y),
+            )
         if cast:
             save_file(cast, held.dump.folder / other)
 
@@ -255,9 +283,16 @@ def _steps(held: JudgedDump) -> Iterator[StepRecord]:
                 continue
             at = n - 1 + step
             yield StepRecord(
-                prompt=case, phase=phase, step=step, position=at, token=tokens[at], top_ids=(), top_logits=(),
-                gap=0.0, logsumexp=0.0,
-            )  # fmt: skip
+                prompt=case,
+                phase=phase,
+                step=step,
+                position=at,
+                token=tokens[at],
+                top_ids=(),
+                top_logits=(),
+                gap=0.0,
+                logsumexp=0.0,
+            )
 
 
 def _some(names: Sequence[str]) -> str:

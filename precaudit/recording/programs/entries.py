@@ -52,10 +52,19 @@ def _inputs(name: str, made: Any) -> tuple[Any, ...]:
 
 def _as_program(program: Program, name: str, entry: Entry, cases: Mapping[str, tuple[Any, ...]]) -> Program:
     return replace(
-        program, call=entry.call, cases=cases, steps=entry.steps, advance=entry.advance, outputs=entry.outputs,
-        points=entry.points, tokens=entry.tokens, start=entry.start, lengths=entry.lengths, entry=name,
+        program,
+        call=entry.call,
+        cases=cases,
+        steps=entry.steps,
+        advance=entry.advance,
+        outputs=entry.outputs,
+        points=entry.points,
+        tokens=entry.tokens,
+        start=entry.start,
+        lengths=entry.lengths,
+        entry=name,
         then={},
-    )  # fmt: skip
+    )
 
 
 def _shapes(program: Program, before: Program, name: str) -> dict[str, tuple[Any, ...]]:

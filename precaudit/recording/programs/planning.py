@@ -64,9 +64,14 @@ def _prepare(
 
 
 def plan(
-    program: Program, layers: Sequence[int] | None, target: Target | None, taps: Which | None,
-    asked: Collection[str] | None, positions: str | None, phases: Collection[str] | None,
-) -> list[Planned]:  # fmt: skip
+    program: Program,
+    layers: Sequence[int] | None,
+    target: Target | None,
+    taps: Which | None,
+    asked: Collection[str] | None,
+    positions: str | None,
+    phases: Collection[str] | None,
+) -> list[Planned]:
     """Return every entry point up to the last that is recorded; raises UserError for what none of them has."""
     every = _prepare(program, layers, target, taps)
     names = [one.entry for one, _ in every]
@@ -100,12 +105,20 @@ def entry_run(one: Planned, layers: Sequence[int] | None) -> EntryRun:
     """Return what a run says of an entry point before it was run."""
     assert one.made is not None
     return EntryRun(
-        entry=one.program.entry, code=code_hash(one.made), weights=weights_hash(one.program, one.made),
-        automatic=one.made.automatic, calls=len(one.calls), points=points_of(one.made, layers, one.asked),
-        outputs=outputs_of(one.program, one.asked), renamed=dict(one.program.points or {}),
-        loops=recorded_loops(one.made), began=one.calls.start, tokens=one.program.tokens, start=one.program.start,
+        entry=one.program.entry,
+        code=code_hash(one.made),
+        weights=weights_hash(one.program, one.made),
+        automatic=one.made.automatic,
+        calls=len(one.calls),
+        points=points_of(one.made, layers, one.asked),
+        outputs=outputs_of(one.program, one.asked),
+        renamed=dict(one.program.points or {}),
+        loops=recorded_loops(one.made),
+        began=one.calls.start,
+        tokens=one.program.tokens,
+        start=one.program.start,
         lengths=one.program.lengths,
-    )  # fmt: skip
+    )
 
 
 def size_of(one: Planned, held: EntryRun) -> int:

@@ -34,10 +34,14 @@ RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that 
 
 
 def prepare_program(
-    program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
-    loops: Sequence[ProgramLoop] | None = None, target: Target | None = None, taps: Which | None = None,
+    program: Program,
+    renamed: Mapping[str, str] | None = None,
+    layers: Sequence[int] | None = None,
+    loops: Sequence[ProgramLoop] | None = None,
+    target: Target | None = None,
+    taps: Which | None = None,
     only: Collection[str] | None = None,
-) -> Tagged:  # fmt: skip
+) -> Tagged:
     """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
 
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
@@ -76,9 +80,15 @@ def _tag(
     inputs = next(iter(program.cases.values()))
     try:
         return tag_program(
-            program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations, taps=taps,
+            program.call,
+            program.params,
+            *inputs,
+            carried=carried,
+            renamed=names,
+            iterations=iterations,
+            taps=taps,
             only=only,
-        )  # fmt: skip
+        )
     except UserError:
         raise
     except Exception as error:
@@ -164,12 +174,18 @@ def points_of(
 
     return tuple(
         ProgramPoint(
-            name=name, shape=s.shape, stacked=recorded_axes(s.stacked), dtype=np.dtype(s.dtype).name,
-            source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
-            whole=made.tags[s.name].whole, support=asked is not None and s.name not in asked,
+            name=name,
+            shape=s.shape,
+            stacked=recorded_axes(s.stacked),
+            dtype=np.dtype(s.dtype).name,
+            source=made.tags[s.name].source,
+            scope=made.tags[s.name].scope,
+            primitive=made.tags[s.name].primitive,
+            whole=made.tags[s.name].whole,
+            support=asked is not None and s.name not in asked,
         )
         for name, s in zip(unique_names(made.sites), made.sites, strict=True)
-    )  # fmt: skip
+    )
 
 
 def code_hash(made: Tagged) -> str:

@@ -14,9 +14,12 @@ from precaudit.schema.policies import announced_policy
 
 
 def repeat_program(
-    run: Opened | Path | str, output: Path | str, program: Program | str | None = None, force: bool = False,
+    run: Opened | Path | str,
+    output: Path | str,
+    program: Program | str | None = None,
+    force: bool = False,
     tell: Advance = silent,
-) -> Repeat:  # fmt: skip
+) -> Repeat:
     """Trace what a program's run recorded again, as it was recorded, into ``output``, and compare every tensor's bits.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source. Raises
@@ -31,8 +34,18 @@ def repeat_program(
         found = found.announcing(announced_policy(record.policy))
     positions = None if record.then else f"{record.began}:{record.began + record.calls}"
     again = trace_program(
-        found, output, record.program, force, f"precaudit trace --repeat {before.folder}", tell, record.layers, None,
-        any(w.startswith(STRICTLY) for w in record.warnings), record.taps, record.asked, positions,
+        found,
+        output,
+        record.program,
+        force,
+        f"precaudit trace --repeat {before.folder}",
+        tell,
+        record.layers,
+        None,
+        any(w.startswith(STRICTLY) for w in record.warnings),
+        record.taps,
+        record.asked,
+        positions,
         tuple(one.record.entry for one in before.entries),
-    )  # fmt: skip
+    )
     return compare_bits(before, again)

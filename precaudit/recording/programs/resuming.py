@@ -17,13 +17,28 @@ from precaudit.schema.records.lines import read_record
 STRICTLY = "compiled without excess precision"  # how the note of a run so begins
 # What the numbers of two runs depend on, as a reader knows it.
 ASKED = {
-    "code": "the program's operations", "weights": "the parameters", "cases": "the cases", "calls": "the calls",
-    "began": "the calls", "points": "the points", "outputs": "the outputs", "layers": "the layers", "taps": "--taps",
-    "asked": "--points", "renamed": "the names of points", "loops": "the iterations of loops", "policy": "the policy",
-    "origin": "the checkpoint of the weights", "device": "the device", "versions": "the versions of libraries",
-    "entry": "the entry points", "tokens": "the input of tokens", "start": "the input of positions",
-    "processes": "the processes", "sketch": "--sketch",
-}  # fmt: skip
+    "code": "the program's operations",
+    "weights": "the parameters",
+    "cases": "the cases",
+    "calls": "the calls",
+    "began": "the calls",
+    "points": "the points",
+    "outputs": "the outputs",
+    "layers": "the layers",
+    "taps": "--taps",
+    "asked": "--points",
+    "renamed": "the names of points",
+    "loops": "the iterations of loops",
+    "policy": "the policy",
+    "origin": "the checkpoint of the weights",
+    "device": "the device",
+    "versions": "the versions of libraries",
+    "entry": "the entry points",
+    "tokens": "the input of tokens",
+    "start": "the input of positions",
+    "processes": "the processes",
+    "sketch": "--sketch",
+}
 
 
 def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRun:
@@ -97,8 +112,9 @@ def _files(folder: Path, held: ProgramRun, case: str) -> Iterator[str]:
 def _differing(held: ProgramRun, now: ProgramRun) -> Iterator[str]:
     """Yield what two runs differ in, in words."""
     pairs: list[tuple[ProgramRun | EntryRun, ProgramRun | EntryRun]] = [
-        (held, now), *zip(held.then, now.then, strict=False)
-    ]  # fmt: skip
+        (held, now),
+        *zip(held.then, now.then, strict=False),
+    ]
     if len(held.then) != len(now.then):
         yield ASKED["entry"]
     for a, b in pairs:

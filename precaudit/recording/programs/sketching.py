@@ -15,9 +15,17 @@ from precaudit.schema.records.runs import PromptRecord
 
 
 def sketch_model(
-    subject: Subject, prompts: Sequence[PromptRecord], folder: Path, n: int, steps: int, points: Sequence[str],
-    phases: Sequence[str], force: bool = False, command: str = "precaudit.trace(...)", tell: Advance = silent,
-) -> list[Opened]:  # fmt: skip
+    subject: Subject,
+    prompts: Sequence[PromptRecord],
+    folder: Path,
+    n: int,
+    steps: int,
+    points: Sequence[str],
+    phases: Sequence[str],
+    force: bool = False,
+    command: str = "precaudit.trace(...)",
+    tell: Advance = silent,
+) -> list[Opened]:
     """Run a model over prompts and keep sketches, in a folder with a run for each length of prompts."""
     if subject.mesh.devices > 1 or subject.predicted is not None:
         raise UserError("--sketch and --stats-only of a model are of one device: a program of your own says its mesh")

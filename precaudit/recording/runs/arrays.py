@@ -77,10 +77,15 @@ class Arrays:
                 if not create and not array.parts:
                     continue
                 store = self._open(
-                    array.name, transaction, create=create, assume_metadata=not create, delete_existing=False,
-                    dtype=self._ts.dtype(array.dtype), shape=array.shape,
+                    array.name,
+                    transaction,
+                    create=create,
+                    assume_metadata=not create,
+                    delete_existing=False,
+                    dtype=self._ts.dtype(array.dtype),
+                    shape=array.shape,
                     chunk_layout=self._ts.ChunkLayout(chunk_shape=array.cell),
-                )  # fmt: skip
+                )
                 for part in () if create else array.parts:
                     at = tuple(slice(a, a + n) for a, n in zip(part.start, part.values.shape, strict=True))
                     todo.append(store[at].write(part.values))

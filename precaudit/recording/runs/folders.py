@@ -10,10 +10,29 @@ from precaudit.recording.runs.manifest import read_manifest
 from precaudit.writing import PART, temporary
 
 OWN_NAMES = {
-    "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
-    "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl", "aligned.toml", "shards",
-}  # fmt: skip
+    "run.json",
+    "prompts.jsonl",
+    "steps.jsonl",
+    "points.jsonl",
+    "tensors",
+    "errors.jsonl",
+    "prefill_decode.jsonl",
+    "compare.json",
+    "report.md",
+    "against",
+    "findings.jsonl",
+    "formula.json",
+    "remedies.jsonl",
+    "shares.jsonl",
+    "kept.json",
+    "lines.jsonl",
+    "program.json",
+    "compared.json",
+    "dump.json",
+    "batches.jsonl",
+    "aligned.toml",
+    "shards",
+}
 LENGTH = "tokens-"  # begins the name of the run of a length, in the folder of a model's sketches
 NO_TENSORS = "{folder} keeps no tensors: compare it with another such run (precaudit compare {folder} RUN)"
 

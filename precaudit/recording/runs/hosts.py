@@ -186,13 +186,15 @@ def join(coordinator: str, processes: int | None, process: int | None, seconds: 
     if hasattr(jax.config, "jax_cpu_collectives_implementation"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     beats = int(max(10, min(100, seconds)))
-    given = {} if coordinator == "auto" else {
-        "coordinator_address": coordinator, "num_processes": processes, "process_id": process
-    }  # fmt: skip
+    given = (
+        {}
+        if coordinator == "auto"
+        else {"coordinator_address": coordinator, "num_processes": processes, "process_id": process}
+    )
     try:
         jax.distributed.initialize(
             **given, initialization_timeout=int(seconds), heartbeat_timeout_seconds=beats, shutdown_timeout_seconds=30
-        )  # fmt: skip
+        )
     except (RuntimeError, ValueError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where = "of this cluster" if coordinator == "auto" else f"at {coordinator}"

@@ -205,7 +205,19 @@ def point_record(
     """Return the line of points.jsonl of a tensor."""
     positions, rows = pack_positions(t.positions)
     return PointRecord(
-        prompt=prompt, phase=phase, step=step, layer=t.layer, point=t.point, axes=tuple(t.axes), shape=values.shape,
-        dtype=values.dtype.name, positions=positions, rows="range" if rows == "range" else "list", file=file,
-        key=t.key, hash=tensor_hash(values), support=t.support, stats=statistics(values),
-    )  # fmt: skip
+        prompt=prompt,
+        phase=phase,
+        step=step,
+        layer=t.layer,
+        point=t.point,
+        axes=tuple(t.axes),
+        shape=values.shape,
+        dtype=values.dtype.name,
+        positions=positions,
+        rows="range" if rows == "range" else "list",
+        file=file,
+        key=t.key,
+        hash=tensor_hash(values),
+        support=t.support,
+        stats=statistics(values),
+    )

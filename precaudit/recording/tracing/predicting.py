@@ -173,13 +173,15 @@ def compare_predictions(captured: Any, given: Sequence[Any], bare: Any, bare_giv
     plain = bare.made(*bare_given)
     without, with_taps = products_of(plain.module), products_of(captured.made(*given).module)
     return Prediction(
-        bare=Products(**count_products(without)), captured=Products(**count_products(with_taps)),
+        bare=Products(**count_products(without)),
+        captured=Products(**count_products(with_taps)),
         moved=tuple(
             f"{place or 'a product'}: {' and '.join(sorted(a))} without taps, {' and '.join(sorted(b))} with them"
             for place, (a, b) in other_precisions(without, with_taps).items()
         ),
-        kernels=plain.kernels, inside=json_number(fusion_rounding(plain, jax.tree.leaves(bare_given))),
-    )  # fmt: skip
+        kernels=plain.kernels,
+        inside=json_number(fusion_rounding(plain, jax.tree.leaves(bare_given))),
+    )
 
 
 def compiler_output(program: Any, given: Sequence[Any], platform: str, several: bool = False) -> Module | None:

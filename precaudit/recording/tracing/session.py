@@ -310,11 +310,18 @@ class Session:
         ids = tuple(p.id for p in batch.prompts)
         self.neutrality.append(
             Neutrality(
-                phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=json_number(diff), apart=tuple(map(json_number, apart)), predicted=expected, made=made,
+                phase=call.phase,
+                step=call.step,
+                prompts=ids,
+                shape=tuple(shape),
+                bitwise=same,
+                max_diff=json_number(diff),
+                apart=tuple(map(json_number, apart)),
+                predicted=expected,
+                made=made,
                 split=split,
             )
-        )  # fmt: skip
+        )
 
     def _record(self, batch: Batch, call: CallOutputs) -> None:
         """Hand a call's outputs to the writer, where any of them was asked for."""

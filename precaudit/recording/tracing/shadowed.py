@@ -225,6 +225,14 @@ def _distance(
         each = np.where(off == 0, 0.0, off / np.where(size == 0, 1.0, size))
     worst = int(np.argmax(np.where(np.isnan(each), np.inf, each)))
     return TapDistance(
-        prompt, call.phase, call.step, layer, point, error.size, int((~np.isfinite(error)).sum()),
-        whole / base if base else whole, float(np.abs(error).max()), (float(each[worst]), int(rows[worst])),
-    )  # fmt: skip
+        prompt,
+        call.phase,
+        call.step,
+        layer,
+        point,
+        error.size,
+        int((~np.isfinite(error)).sum()),
+        whole / base if base else whole,
+        float(np.abs(error).max()),
+        (float(each[worst]), int(rows[worst])),
+    )

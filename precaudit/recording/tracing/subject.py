@@ -130,7 +130,7 @@ class Subject(Brief):
 
 def program_of(
     run: Run, device: str = "cpu", model: str | None = None, mesh: MeshShape | None = None
-) -> Subject | None:  # fmt: skip
+) -> Subject | None:
     """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
 
     ``model``: where its weights lie now; ``mesh``: None is one device. Raises UserError where the device is not

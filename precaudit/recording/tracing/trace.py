@@ -73,10 +73,15 @@ class TraceWork:
         """Return what is noted of a batch that is written; ``before``: what the session had noted until then."""
         ids = tuple(p.id for p in batch.prompts)
         return BatchRecord(
-            prompts=ids, steps=(0, ""), points=(0, ""), bytes=0, code=subject_code_hash(self.subject),
+            prompts=ids,
+            steps=(0, ""),
+            points=(0, ""),
+            bytes=0,
+            code=subject_code_hash(self.subject),
             fed=forced_tokens_hash(self.forced, ids),
-            neutrality=tuple(session.neutrality[before[0] :]), absent=tuple(session.absent)[before[1] :],
-        )  # fmt: skip
+            neutrality=tuple(session.neutrality[before[0] :]),
+            absent=tuple(session.absent)[before[1] :],
+        )
 
 
 def trace(
@@ -165,11 +170,14 @@ def _facts(work: TraceWork, folder: Path) -> dict[str, str]:
     """Return what all processes have to have alike, by what it is called."""
     prompts = hashlib.sha256(repr([(p.id, p.tokens) for p in work.prompts]).encode()).hexdigest()
     return {
-        "the folder -o": str(folder), "the prompts' tokens": prompts, "--mesh": str(work.subject.mesh),
-        **asked_in_words(work.record), "precaudit's own source": subject_code_hash(work.subject),
+        "the folder -o": str(folder),
+        "the prompts' tokens": prompts,
+        "--mesh": str(work.subject.mesh),
+        **asked_in_words(work.record),
+        "precaudit's own source": subject_code_hash(work.subject),
         "the tokens that are given": forced_tokens_hash(work.forced, [p.id for p in work.prompts]),
         "the batches that are there": str(0 if work.kept is None else len(work.kept.batches)),
-    }  # fmt: skip
+    }
 
 
 def subject_code_hash(subject: Subject) -> str:

@@ -97,10 +97,12 @@ def roles_of(calls: Sequence[Kept]) -> Roles:
             links = {after.linked.get(j) for _, after in pairs}
             candidates = [i for i in links if i is not None] if len(links) == 1 else []
             candidates = candidates or [
-                i for i in range(len(calls[0].outputs))
-                if i not in state.values() and np.size(calls[0].outputs[i]) > 1
+                i
+                for i in range(len(calls[0].outputs))
+                if i not in state.values()
+                and np.size(calls[0].outputs[i]) > 1
                 and all(_equal(before.outputs[i], after.inputs[j]) for before, after in pairs)
-            ]  # fmt: skip
+            ]
             if candidates:
                 state[j] = candidates[0]
     return Roles(tuple(same), state, tuple(j for j in range(n) if j not in same and j not in state))

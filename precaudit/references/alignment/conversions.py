@@ -56,8 +56,12 @@ def _part_mistakes(alignment: Alignment, part: Part) -> Iterator[Mistake]:
     if part.order is not None and len(part.index) < _rows(alignment, part):
         lost = _nowhere(alignment, part)
         if lost.size:
-            yield Mistake("missing", part.family.general, part.theirs if len(names) > 1 else first,
-                          f"rows {ranges_text(lost)} are nowhere")  # fmt: skip
+            yield Mistake(
+                "missing",
+                part.family.general,
+                part.theirs if len(names) > 1 else first,
+                f"rows {ranges_text(lost)} are nowhere",
+            )
     for owner, name in enumerate(names):
         bad = ~part.found[owner]
         if bad.any():

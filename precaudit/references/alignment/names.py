@@ -49,9 +49,11 @@ class NamesText:
     def differences(self) -> dict[str, float]:
         """Return {tensor: relative L2} of those that the map, read again, does not give."""
         own, theirs = self.alignment.own, self.alignment.theirs
-        layout = parse_map(Path("map"), self.text.encode(), Layout) if not self.shown else Layout(
-            tensors=self.entries, ignore=self.ignored
-        )  # fmt: skip
+        layout = (
+            parse_map(Path("map"), self.text.encode(), Layout)
+            if not self.shown
+            else Layout(tensors=self.entries, ignore=self.ignored)
+        )
         expected = {n: t.shape for n, t in theirs.tensors.items() if n not in self.unsaid}
         leaves = {n: t.read() for n, t in own.tensors.items()}
         read = mapped_tensors(leaves, layout, expected, "the map")
@@ -98,9 +100,7 @@ def names_text(alignment: Alignment, shown: tuple[EntryPoints, ...] = ()) -> Nam
     known = list(alignment.theirs.tensors if config is None else model_tensors(config))
     rank = {_general(name)[0]: i for i, name in enumerate(dict.fromkeys(_general(n)[0] for n in known))}
     ranked = sorted(entries, key=lambda k: (rank.get(_general(k)[0], len(rank)), k))
-    return NamesText(
-        alignment, {k: entries[k] for k in ranked}, (*ignored, *alignment.own.passed), unsaid, shown
-    )  # fmt: skip
+    return NamesText(alignment, {k: entries[k] for k in ranked}, (*ignored, *alignment.own.passed), unsaid, shown)
 
 
 def _add_equals(alignment: Alignment, entries: dict[str, MapEntry], covered: set[str]) -> None:
@@ -269,10 +269,14 @@ def _entry(alignment: Alignment, part: Part, path: str, owner: int, layer_axis: 
     form = alignment.book.forms[part.form]
     chosen = ranges_text(rows_of([part])) if numbered else ""
     return MapEntry(
-        f"{path}[{', '.join(block)}]" if block else path, "" if left == right else f"{left} -> {right}",
-        rows="" if columns else chosen, columns=chosen if columns else "", sizes=sizes,
-        times=1 / form.times, plus=-form.plus / form.times + 0.0,
-    )  # fmt: skip
+        f"{path}[{', '.join(block)}]" if block else path,
+        "" if left == right else f"{left} -> {right}",
+        rows="" if columns else chosen,
+        columns=chosen if columns else "",
+        sizes=sizes,
+        times=1 / form.times,
+        plus=-form.plus / form.times + 0.0,
+    )
 
 
 def _row_letters(n: int) -> tuple[str, ...]:

@@ -206,9 +206,14 @@ def _hand_on(layer: int | None, name: str, own: dict[tuple[int | None, str], Arr
 
 
 def _leads_on(
-    side: Side, book: Textbook, layer: int | None, name: str, own: Mapping[tuple[int | None, str], Array],
-    every: Callable[[str], list[Series]], further: int = THROUGH,
-) -> bool:  # fmt: skip
+    side: Side,
+    book: Textbook,
+    layer: int | None,
+    name: str,
+    own: Mapping[tuple[int | None, str], Array],
+    every: Callable[[str], list[Series]],
+    further: int = THROUGH,
+) -> bool:
     """Whether something that is made of a point's value, as the textbook makes it, is a value of the program.
 
     ``further``: through so many points that are none, such as the stream that a layer leaves, before the next norm.
@@ -230,9 +235,14 @@ def _leads_on(
 
 
 def _nearest(
-    side: Side, book: Textbook, series: Sequence[Series], name: str, layer: int | None,
-    own: Mapping[tuple[int | None, str], Array], found: Collection[str],
-) -> FoundPoint | None:  # fmt: skip
+    side: Side,
+    book: Textbook,
+    series: Sequence[Series],
+    name: str,
+    layer: int | None,
+    own: Mapping[tuple[int | None, str], Array],
+    found: Collection[str],
+) -> FoundPoint | None:
     """Return the series whose direction is nearest to a point's, and nearer to it than to any that is not found.
 
     Sizes are left out of account: a formula that is another may give another size. Those of the stream are not, to

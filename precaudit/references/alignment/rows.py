@@ -86,9 +86,12 @@ def _repeated(index: Array, rows: int) -> Iterator[str]:
         return
     missing = np.setdiff1d(np.arange(rows), there)
     again = np.flatnonzero(index != np.arange(rows))
-    if len(missing) == len(again) and (np.diff(missing) == 1).all() and (np.diff(again) == 1).all() and (
-        np.diff(index[again]) == 1
-    ).all():  # fmt: skip
+    if (
+        len(missing) == len(again)
+        and (np.diff(missing) == 1).all()
+        and (np.diff(again) == 1).all()
+        and (np.diff(index[again]) == 1).all()
+    ):
         first, last = int(index[again[0]]), int(index[again[-1]]) + 1
         yield (
             f"rows {first}:{last} are there twice, again at {int(again[0])}:{int(again[-1]) + 1}, and rows "

@@ -3,9 +3,14 @@
 import re
 
 ROLES = {
-    "q": ("q", "query", "queries", "wq"), "k": ("k", "key", "keys", "wk"), "v": ("v", "value", "values", "wv"),
-    "gate": ("gate", "wgate"), "up": ("up", "wup"), "down": ("down", "wdown"), "o": ("o", "out", "wo"),
-}  # fmt: skip
+    "q": ("q", "query", "queries", "wq"),
+    "k": ("k", "key", "keys", "wk"),
+    "v": ("v", "value", "values", "wv"),
+    "gate": ("gate", "wgate"),
+    "up": ("up", "wup"),
+    "down": ("down", "wdown"),
+    "o": ("o", "out", "wo"),
+}
 FUSED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "qk": ("q", "k"), "gate_up": ("gate", "up"), "gu": ("gate", "up")}
 
 

@@ -173,7 +173,7 @@ def _case_as_calls(side: Side) -> Side:
     }
     return replace(
         side, places=old, tensor=lambda place: side.tensor(old[place]), rows=lambda place: side.rows(old[place])
-    )  # fmt: skip
+    )
 
 
 def _inputs(a: Opened, b: Opened) -> Iterator[str]:

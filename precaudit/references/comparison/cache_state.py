@@ -66,9 +66,15 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
             values, near = other
             different = different[[not at_ties(found[i], written[i], values[i], near[i]) for i in different]]
         yield here.record(
-            "state", run, rows, dtype=HASH_FORMAT, n=len(found), nonfinite=int(broken[: len(found)].sum()),
-            mismatched=len(different), rows=row_spans(different) or None,
-        )  # fmt: skip
+            "state",
+            run,
+            rows,
+            dtype=HASH_FORMAT,
+            n=len(found),
+            nonfinite=int(broken[: len(found)].sum()),
+            mismatched=len(different),
+            rows=row_spans(different) or None,
+        )
 
 
 def _otherwise(recorded: Recorded, here: Place, name: str) -> tuple[Array, Array] | None:

@@ -105,9 +105,13 @@ def compare(
     errors, pairs, notes = kept
     sums = selects_sums(recorded.requested, selected.points)
     return Comparison(
-        recorded.run, select_records(errors, selected, sums), [p for p in pairs if p.prompt in selected.prompts], notes,
-        recorded.run.folder, formula=selected.prompts if selected.formula else (),
-    )  # fmt: skip
+        recorded.run,
+        select_records(errors, selected, sums),
+        [p for p in pairs if p.prompt in selected.prompts],
+        notes,
+        recorded.run.folder,
+        formula=selected.prompts if selected.formula else (),
+    )
 
 
 def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:

@@ -72,12 +72,14 @@ def entry_views(entries: Sequence[Traced], case: str) -> tuple[list[PrefillDecod
             seen |= {row.entry, against.entry}
     rest = [
         Unpaired(
-            case=case, phase=opened[x.entry].record.phase,
+            case=case,
+            phase=opened[x.entry].record.phase,
             why=f"it begins at position {x.said}, and {x.tokens} tokens came before; no other entry point sees these "
             "tokens (leave start out where positions count what is no token; lengths says which rows are padding)",
         )
-        for x in strange if x.entry not in seen
-    ]  # fmt: skip
+        for x in strange
+        if x.entry not in seen
+    ]
     return found, rest
 
 

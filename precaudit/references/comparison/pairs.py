@@ -21,9 +21,11 @@ from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
 KINDS: dict[str, Callable[[Place], str]] = {
-    "cases": lambda p: p.prompt, "points": lambda p: p.point, "layers": lambda p: str(p.layer),
+    "cases": lambda p: p.prompt,
+    "points": lambda p: p.point,
+    "layers": lambda p: str(p.layer),
     "calls": lambda p: f"{p.phase} {p.step}",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,13 @@ def side_of(recorded: Recorded) -> Side:
     """Return a model's run as a side."""
     index = recorded.index
     return Side(
-        recorded.run.record.id, recorded.run.folder, index, lambda place: recorded.run.tensor(index[place]),
-        lambda place: unpack_positions(index[place]), recorded.fed_tokens,
-    )  # fmt: skip
+        recorded.run.record.id,
+        recorded.run.folder,
+        index,
+        lambda place: recorded.run.tensor(index[place]),
+        lambda place: unpack_positions(index[place]),
+        recorded.fed_tokens,
+    )
 
 
 def agreeing(a: Side, b: Side, case: str) -> int | None:

@@ -107,10 +107,21 @@ def compare_views(
     sizes = (json_number(kl(x, y)), json_number(_largest(x, y))) if x is not None and y is not None else (None, None)
     noise = json_number(sigma**2) if sizes[0] is not None and isfinite(sigma) and len(f64) == 2 else None
     return PrefillDecodeRecord(
-        prompt=prompt, against=against, step=b.step, position=a.position, prefill_top1=a.top1, decode_top1=b.top1,
-        prefill_gap=a.gap, decode_gap=b.gap, match=match, kl=sizes[0], kl_noise=noise, max_diff=sizes[1],
-        **known, **names,
-    )  # fmt: skip
+        prompt=prompt,
+        against=against,
+        step=b.step,
+        position=a.position,
+        prefill_top1=a.top1,
+        decode_top1=b.top1,
+        prefill_gap=a.gap,
+        decode_gap=b.gap,
+        match=match,
+        kl=sizes[0],
+        kl_noise=noise,
+        max_diff=sizes[1],
+        **known,
+        **names,
+    )
 
 
 def _apart(f64: Array, tokens: set[int]) -> float:

@@ -49,9 +49,12 @@ from precaudit.writing import write_whole
 
 @enough_memory()
 def compare_program(
-    run: Opened | Path | str, program: Program | str | None = None, reference: OwnReference | Names | None = None,
-    tell: Advance = silent, accum: Sequence[str] = (),
-) -> ProgramErrors:  # fmt: skip
+    run: Opened | Path | str,
+    program: Program | str | None = None,
+    reference: OwnReference | Names | None = None,
+    tell: Advance = silent,
+    accum: Sequence[str] = (),
+) -> ProgramErrors:
     """Return the error records of a program's run and write them beside it.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source.
@@ -75,18 +78,25 @@ def compare_program(
     write_lines(path, errors)
     write_lines(opened.folder / PAIRS, pairs)
     marks = Compared(
-        run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
-        names=reference.record() if isinstance(reference, Names) else {}, told=told, accum=tuple(accum),
-        pairs=file_hash(opened.folder / PAIRS), unpaired=tuple(unpaired),
-    )  # fmt: skip
+        run=file_hash(opened.folder / "program.json"),
+        errors=file_hash(path),
+        names=reference.record() if isinstance(reference, Names) else {},
+        told=told,
+        accum=tuple(accum),
+        pairs=file_hash(opened.folder / PAIRS),
+        unpaired=tuple(unpaired),
+    )
     write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
     return ProgramErrors(errors, opened, pairs)
 
 
 def _errors(
-    program: Program, entries: Sequence[OfRun], reference: OwnReference | Names | None, tell: Advance,
+    program: Program,
+    entries: Sequence[OfRun],
+    reference: OwnReference | Names | None,
+    tell: Advance,
     accum: Sequence[str],
-) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], list[Unpaired], tuple[str, ...]]:  # fmt: skip
+) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], list[Unpaired], tuple[str, ...]]:
     """Return the error records of every entry point, those of positions seen twice, and what formulas rest on."""
     each: list[EntryBesideShadow] = []
     books: Sequence[MappedTextbook | None] = [None] * len(entries)

@@ -139,9 +139,14 @@ def write_selected(run: Run, selected: Selected, found: ComparedRecords, sigma: 
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
     hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
     record = CompareRecord(
-        schema=SCHEMA, precaudit=computing_code(), run=manifest_hash(run), selections=selections, sigma=sigma,
-        notes=notes, hashes=hashes,
-    )  # fmt: skip
+        schema=SCHEMA,
+        precaudit=computing_code(),
+        run=manifest_hash(run),
+        selections=selections,
+        sigma=sigma,
+        notes=notes,
+        hashes=hashes,
+    )
     write_lines(run.folder / "compare.json", [record])
     return ComparedRecords(errors, pairs, notes)
 

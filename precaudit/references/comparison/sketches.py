@@ -109,9 +109,7 @@ def _places(run: ProgramRun) -> Places:
     return found | {(p.name, None): (0, p.shape) for p in run.outputs}
 
 
-def _of_call(
-    one: Opened, view: Opened, case: str, call: int, a: Parts, b: Parts, why: str
-) -> Iterator[SketchRecord]:  # fmt: skip
+def _of_call(one: Opened, view: Opened, case: str, call: int, a: Parts, b: Parts, why: str) -> Iterator[SketchRecord]:
     known = _places(view.record)
     for (name, layer), (i, shape) in _places(one.record).items():
         if (x := _step(a, name, i)) is None:
@@ -132,14 +130,14 @@ def _step(parts: Parts, name: str, i: int) -> dict[str, Array] | None:
 
 def _record(
     case: str, phase: str, call: int, layer: int | None, name: str, x: Parts, y: Parts | None, why: str
-) -> SketchRecord:  # fmt: skip
+) -> SketchRecord:
     rows, ours = len(x["hashes"]), int(x["counts"].sum())
     largest = json_number(float(x["size"][1]))
     at: dict[str, Any] = {"case": case, "phase": phase, "call": call, "layer": layer, "point": name, "rows": rows}
     if y is None:
         return SketchRecord(
             **at, equal=False, differing=rows, largest=(largest, None), nonfinite=(ours, None), unknown=why
-        )  # fmt: skip
+        )
     off = (x["hashes"] != y["hashes"]).any(axis=1)
     same: dict[str, Any] = {
         "largest": (largest, json_number(float(y["size"][1]))),
@@ -149,9 +147,16 @@ def _record(
         return SketchRecord(**at, **same, equal=True, differing=0, rel_l2=0.0, within=0.0)
     rel, within, why = _estimate(x, y)
     return SketchRecord(
-        **at, **same, equal=False, differing=int(off.sum()), rel_l2=rel, within=within, unknown=why,
-        row=_farthest(x["rows"], y["rows"]), head=_farthest(x["heads"], y["heads"]),
-    )  # fmt: skip
+        **at,
+        **same,
+        equal=False,
+        differing=int(off.sum()),
+        rel_l2=rel,
+        within=within,
+        unknown=why,
+        row=_farthest(x["rows"], y["rows"]),
+        head=_farthest(x["heads"], y["heads"]),
+    )
 
 
 def _estimate(x: Parts, y: Parts) -> tuple[float | None, float | None, str]:

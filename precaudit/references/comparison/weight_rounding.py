@@ -56,6 +56,13 @@ def weight_errors(checkpoint: Checkpoint, layers: tuple[int, ...]) -> Iterator[E
             "rel_l2": json_number(ratio(sqrt(total.error), sqrt(total.before))),
         }
         yield ErrorRecord(
-            prompt="", phase="", step=0, layer=layer, point=name, kind="weights", candidate="model",
-            reference="original", **numbers,
-        )  # fmt: skip
+            prompt="",
+            phase="",
+            step=0,
+            layer=layer,
+            point=name,
+            kind="weights",
+            candidate="model",
+            reference="original",
+            **numbers,
+        )

@@ -64,10 +64,12 @@ class Bench:
     def rows(self, some: slice) -> "Bench":
         """Return some of the rows."""
         return replace(
-            self, inputs=self.inputs.rows(some), yardstick=self.yardstick.rows(some),
+            self,
+            inputs=self.inputs.rows(some),
+            yardstick=self.yardstick.rows(some),
             others=tuple(i.rows(some) for i in self.others),
             stored=None if self.stored is None else self.stored.rows(some),
-        )  # fmt: skip
+        )
 
     def reading(self, variants: Sequence[Variant]) -> "Bench":
         """Return the bench that reads an input as it was before it was rounded, where one of variants then leaves less.

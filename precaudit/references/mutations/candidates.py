@@ -12,9 +12,9 @@ from precaudit.references.mutations.products import (
     other_layers,
     projection_variants,
     residual_variants,
-    rotation_variants,
     route_variants,
 )
+from precaudit.references.mutations.rope_variants import rotation_variants
 from precaudit.references.mutations.storing import other_roundings
 from precaudit.references.mutations.variants import Variant, cut, stored
 from precaudit.schema.graphs.decoder import POINTS

@@ -9,11 +9,15 @@ from precaudit.numbers.arrays import Array
 LOG2E = float(np.log2(np.e))
 # 2^f on [0, 1): minimax of relative error in FlashAttention-4's kernel, and Taylor's
 POLYNOMIALS = {
-    "a minimax polynomial of degree 3": (1.0, 0.695146143436431884765625, 0.227564394474029541015625,
-                                         0.077119089663028717041015625),
+    "a minimax polynomial of degree 3": (
+        1.0,
+        0.695146143436431884765625,
+        0.227564394474029541015625,
+        0.077119089663028717041015625,
+    ),
     "Taylor's polynomial of degree 3": (1.0, np.log(2), np.log(2) ** 2 / 2, np.log(2) ** 3 / 6),
     "Taylor's polynomial of degree 2": (1.0, np.log(2), np.log(2) ** 2 / 2),
-}  # fmt: skip
+}
 SCHRAUDOLPH = {"least rms error": 486411, "no shift": 0, "least maximum error": 366393}
 
 

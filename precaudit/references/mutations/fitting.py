@@ -4,7 +4,7 @@ The fewest digits that close as well are taken. A fitted number replaces an exac
 less of what that leaves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,19 +27,14 @@ from precaudit.references.mutations.forms import (
     with_config,
 )
 from precaudit.references.mutations.integers import clip_integers
+from precaudit.references.mutations.minimising import logarithmic
 from precaudit.references.mutations.operands import scaled_weights
 from precaudit.references.mutations.products import weight_inputs
 from precaudit.references.mutations.rotation import again, base_of, shift_positions, stop_positions, with_base
 from precaudit.references.mutations.variants import Variant
 
-STEPS = 40  # of the golden section: a bracket shrinks to 1e-8 of itself
-GOLDEN = (5**0.5 - 1) / 2
-DEVIATIONS = 3.0  # standard errors within which a rounder number is taken
-
 SINKS = 4  # first keys that every row sees beside its window (Xiao et al. 2024, StreamingLLM)
 AHEAD = "keys seen past the row's own"
-
-Loss = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,9 @@ class Fit:
 
     def variant(self, x: float) -> Variant:
         """Return the operation with the number at ``x``."""
-        should = "there is none in the configuration" if self.announced is None else (
-            f"{self.source} {self.announced:.6g}"
-        )  # fmt: skip
+        should = (
+            "there is none in the configuration" if self.announced is None else (f"{self.source} {self.announced:.6g}")
+        )
         says = f"{self.what} is {x:.6g}, {should}{self.nearest(x)}"
         ahead = int(x) if self.what == AHEAD else 0
         return Variant(f"{self.what} {x:.6g}", "semantics", says, self.form(x), fitted=True, ahead=ahead, number=x)
@@ -77,58 +72,6 @@ class Fit:
         return f"; nearest known: {found[0] if found else 'none'}"
 
 
-def minimise(loss: Loss, grid: Sequence[float], whole: bool) -> float:
-    """Return where ``loss`` is smallest: the best of a grid, then golden section (Kiefer 1953) between its neighbours.
-
-    On a grid of one sign the section goes by the logarithm.
-    """
-    values = [loss(x) for x in grid]
-    i = int(np.argmin(values))
-    low, high = grid[max(i - 1, 0)], grid[min(i + 1, len(grid) - 1)]
-    if whole:
-        inside = range(int(low), int(high) + 1)
-        if len(inside) <= 2 * STEPS:
-            return float(min(inside, key=loss))
-        return minimise(loss, [float(x) for x in np.unique(np.linspace(low, high, STEPS).astype(int))], whole)
-    if low <= 0:
-        return grid[i]
-    found = float(np.exp(_golden(lambda x: loss(float(np.exp(x))), float(np.log(low)), float(np.log(high)))))
-    return found if loss(found) <= values[i] else grid[i]
-
-
-def _golden(loss: Loss, low: float, high: float) -> float:
-    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_a, at_b = loss(a), loss(b)
-    for _ in range(STEPS):
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - GOLDEN * (high - low)
-            at_a = loss(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + GOLDEN * (high - low)
-            at_b = loss(b)
-    return (low + high) / 2
-
-
-def shortest(x: float, loss: Loss, elements: int) -> float:
-    """Return the number of fewest digits that is no worse than ``x`` within DEVIATIONS standard errors.
-
-    Least squares: the loss rises by its mean square for one standard error.
-    """
-    bound = loss(x) * (1 + DEVIATIONS**2 / max(elements - 1, 1))
-    for digits in range(6):
-        rounder = float(f"{x:.{digits}e}")
-        if loss(rounder) <= bound:
-            return rounder
-    return x
-
-
-def logarithmic(low: float, high: float, n: int) -> tuple[float, ...]:
-    """Return n numbers between, spaced by a factor."""
-    return tuple(float(x) for x in np.geomspace(low, high, n))
-
-
 def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> Iterator[Fit]:
     """Yield the numbers a point's operation may have got wrong.
 
@@ -137,27 +80,47 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
     c, layer = o.config, o.layer
     if weights is not None and o.row.projects:
         most = tuple(float(x) for x in np.unique(np.geomspace(1, weights.most, 24).astype(int)))
-        yield Fit("largest integer of weights", partial(clip_integers, weights), most, float(weights.most), whole=True,
-                  source="the format has")  # fmt: skip
+        yield Fit(
+            "largest integer of weights",
+            partial(clip_integers, weights),
+            most,
+            float(weights.most),
+            whole=True,
+            source="the format has",
+        )
     if o.row.reads_keys:
         k = c.head_dim
         known = (("1/√K", 1.0), ("1/K", k**-0.5), ("1/√D", (k / c.width) ** 0.5), ("1/√(K+1)", (k / (k + 1)) ** 0.5))
         source = 1.0 / (c.score_scale * k**0.5)
         yield Fit(
-            "scale × √K" if c.query_scale is None else "scale over the configuration's", scaled_by,
-            logarithmic(1 / 64, 64, 49), 1.0,
-            known=tuple((n, v * source) for n, v in known), source="it should be",
-        )  # fmt: skip
+            "scale × √K" if c.query_scale is None else "scale over the configuration's",
+            scaled_by,
+            logarithmic(1 / 64, 64, 49),
+            1.0,
+            known=tuple((n, v * source) for n, v in known),
+            source="it should be",
+        )
         dimensions = tuple(float(x) for x in np.unique(np.geomspace(1, k, 24).astype(int)))
-        yield Fit("dimensions of a head that are multiplied", lambda x: on_inputs(partial(_narrower, int(x))),
-                  dimensions, float(k), whole=True)  # fmt: skip
+        yield Fit(
+            "dimensions of a head that are multiplied",
+            lambda x: on_inputs(partial(_narrower, int(x))),
+            dimensions,
+            float(k),
+            whole=True,
+        )
         yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
     if o.row.weighs:
         yield from _windows(o)
     if o.row.kind == "mix" and o.probs is None:
         grid = tuple(float(x) for x in range(1, 11))
-        yield Fit("significant bits of values", lambda x: on_inputs(partial(_cut_values, int(x))), grid, 53.0,
-                  whole=True, source="FP64 has")  # fmt: skip
+        yield Fit(
+            "significant bits of values",
+            lambda x: on_inputs(partial(_cut_values, int(x))),
+            grid,
+            53.0,
+            whole=True,
+            source="FP64 has",
+        )
     if o.row.norm(c) is not None:
         yield Fit("epsilon", lambda x: constant(norm_eps=x), logarithmic(1e-12, 1, 49), c.norm_eps)
     if o.row.rotates:
@@ -179,17 +142,21 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
     if o.row.kind == "sum":
         roots = (("1/√2", 0.5**0.5), ("√2", 2**0.5))
         for what, times in (("stream", lambda x: weight_inputs(x, 1.0)), ("addend", lambda x: weight_inputs(1.0, x))):
-            yield Fit(f"factor on the {what}", times, logarithmic(1 / 64, 64, 49), 1.0, known=roots,
-                      source="it should be")  # fmt: skip
+            yield Fit(
+                f"factor on the {what}", times, logarithmic(1 / 64, 64, 49), 1.0, known=roots, source="it should be"
+            )
     if o.row.kind == "softmax":
         grid = logarithmic(1 / 16, 16, 49)
         yield Fit("factor on the scores", lambda x: on_scores(lambda _o, s: s * x), grid, 1.0, source="it should be")
     if o.row.kind == "head":
         grid = logarithmic(1e-3, 1e3, 61)
         yield Fit(
-            "logit scale", lambda x: constant(logit_scale=x), grid, c.logit_scale,
+            "logit scale",
+            lambda x: constant(logit_scale=x),
+            grid,
+            c.logit_scale,
             known=(("1/√D", c.width**-0.5),),
-        )  # fmt: skip
+        )
         yield Fit("logit cap", lambda x: constant(logit_cap=x), logarithmic(0.5, 1000, 45), c.logit_cap)
 
 
@@ -213,14 +180,29 @@ def _windows(o: Inputs) -> Iterator[Fit]:
     top = int(o.positions[-1]) + 1
     grid = tuple(float(x) for x in np.unique(np.geomspace(1, max(top, 2), 24).astype(int)))
     yield Fit(
-        "window", lambda x: constant(window=int(x), full_layers=()), grid,
-        None if window is None else float(window), whole=True,
-    )  # fmt: skip
+        "window",
+        lambda x: constant(window=int(x), full_layers=()),
+        grid,
+        None if window is None else float(window),
+        whole=True,
+    )
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(top - 1, 2), 24).astype(int)))
-    yield Fit("first key seen", lambda x: on_scores(partial(_hidden, slice(0, int(x)))), slots, 0.0, whole=True,
-              source="it should be")  # fmt: skip
-    yield Fit("keys seen at most", lambda x: on_scores(partial(_hidden, slice(int(x), None))), slots, float(top),
-              whole=True, source="there are")  # fmt: skip
+    yield Fit(
+        "first key seen",
+        lambda x: on_scores(partial(_hidden, slice(0, int(x)))),
+        slots,
+        0.0,
+        whole=True,
+        source="it should be",
+    )
+    yield Fit(
+        "keys seen at most",
+        lambda x: on_scores(partial(_hidden, slice(int(x), None))),
+        slots,
+        float(top),
+        whole=True,
+        source="there are",
+    )
     if window is None:
         form = partial(_seeing, _beside_sinks)
         yield Fit(f"window beside the first {SINKS} keys", form, grid, None, whole=True)
@@ -288,13 +270,23 @@ def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[
     yield Fit("factor on positions", lambda x: at_positions(lambda p: p * x), times, 1.0, source="it should be")
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(last, 2), 24).astype(int)))
     yield Fit("last position", lambda x: stop_positions(int(x)), slots, float(last), whole=True, source="there are")
-    yield Fit("positions start again at", lambda x: again(int(x)), (*slots, last + 1.0), last + 1.0, whole=True,
-              source="there are")  # fmt: skip
+    yield Fit(
+        "positions start again at",
+        lambda x: again(int(x)),
+        (*slots, last + 1.0),
+        last + 1.0,
+        whole=True,
+        source="there are",
+    )
     far = sorted({*range(-64, 65), *(s * 2**n for n in range(7, 16) for s in (-1, 1)), *range(-last, last)} - {0})
     yield Fit(
-        "offset of positions", lambda x: shift_positions(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])),
-        0.0, whole=True, source="it should be",
-    )  # fmt: skip
+        "offset of positions",
+        lambda x: shift_positions(int(x)),
+        tuple(map(float, far[:: max(1, len(far) // 512)])),
+        0.0,
+        whole=True,
+        source="it should be",
+    )
 
 
 def _base_fields(x: float, config: DecoderConfig, layer: int | None) -> dict[str, float]:

@@ -39,8 +39,10 @@ class Flash:
 def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
     """Yield (name, what it means, form) of blocks whose sums are not rescaled when the running maximum rises."""
     ways: dict[str, tuple[Cast, Cast]] = {
-        "sum and output": (np.ones_like, np.ones_like), "output": (np.exp, np.ones_like), "sum": (np.ones_like, np.exp),
-    }  # fmt: skip
+        "sum and output": (np.ones_like, np.ones_like),
+        "output": (np.exp, np.ones_like),
+        "sum": (np.ones_like, np.exp),
+    }
     for name, rescale in ways.items():
         says = f"the running {name} of blocks of {block} keys are not rescaled when the maximum rises"
         says = says if "and" in name else says.replace(" are not", " is not")

@@ -73,10 +73,13 @@ class Inputs:
         others = self.values[1:] if self.row.reads_keys else tuple(x[some] for x in self.values[1:])
         whole = some.stop is None or some.stop >= len(self.positions)
         return replace(
-            self, positions=self.positions[some], values=(first, *others), last=self.last if whole else (),
+            self,
+            positions=self.positions[some],
+            values=(first, *others),
+            last=self.last if whole else (),
             probs=None if self.probs is None else self.probs[:, some],
             lengths=None if self.lengths is None else self.lengths[some],
-        )  # fmt: skip
+        )
 
 
 Form = Callable[[Inputs, Rounding], Array]

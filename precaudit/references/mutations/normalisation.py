@@ -41,9 +41,10 @@ def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     if config.norm_offset:
         yield semantics("1 not added", says="1 is not added to the norm's weight", form=constant(norm_offset=0.0))
     yield semantics(
-        "weight plus one", says="1 is added to the weight",
+        "weight plus one",
+        says="1 is added to the weight",
         form=with_config(lambda c, _layer: {"norm_offset": c.norm_offset + 1.0}),
-    )  # fmt: skip
+    )
     for narrow in NARROW:
         yield Variant(f"norm in {narrow}", "format", f"the norm is computed in {narrow}", _narrow(narrow, row))
         says = f"the norm's mean of squares and the root's reciprocal are rounded to {narrow}"
@@ -61,12 +62,14 @@ def _squares_in(name: str) -> Iterator[Variant]:
     narrow = rounder(name)
     ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
         f"norm's squares in {name}": (
-            f"squares and their mean are rounded to {name}", lambda y: narrow(y.mean(axis=1)),
+            f"squares and their mean are rounded to {name}",
+            lambda y: narrow(y.mean(axis=1)),
         ),
         f"norm's squares summed in {name}": (
-            f"squares are rounded to {name}, and their sum term by term", lambda y: _one_by_one(narrow, y) / y.shape[1],
+            f"squares are rounded to {name}, and their sum term by term",
+            lambda y: _one_by_one(narrow, y) / y.shape[1],
         ),
-    }  # fmt: skip
+    }
     for cause, (says, mean) in ways.items():
         scale = partial(_of_squares, narrow, mean)
         yield Variant(cause, "format", says, normalised_by(scale), last=True)
@@ -94,9 +97,10 @@ def _fast_root(steps: int, m: Array, e: float, _width: int) -> Array:
 
 def _epsilons(eps: float) -> Iterator[Variant]:
     yield semantics(
-        "epsilon outside the root", says="epsilon is added to the root",
+        "epsilon outside the root",
+        says="epsilon is added to the root",
         form=normalising(lambda m, e, _width: 1 / (np.sqrt(m) + e)),
-    )  # fmt: skip
+    )
     yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0), number=0.0)
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
     for usual in USUAL:
@@ -108,13 +112,15 @@ def _epsilons(eps: float) -> Iterator[Variant]:
 def _means(row: Point) -> Iterator[Variant]:
     for by in (-1, 1):
         yield semantics(
-            f"mean over D {by:+d}", says=f"the sum of squares is divided by D {by:+d}",
+            f"mean over D {by:+d}",
+            says=f"the sum of squares is divided by D {by:+d}",
             form=normalising(partial(_mean_over, by)),
-        )  # fmt: skip
+        )
     yield semantics(
-        "sum for mean", says="the sum of squares is not divided by D",
+        "sum for mean",
+        says="the sum of squares is not divided by D",
         form=normalising(lambda m, e, width: 1 / np.sqrt(m * width + e)),
-    )  # fmt: skip
+    )
     yield semantics(
         "norm left out", says="the norm is left out, but for its weight", form=normalising(_none), last=True
     )
@@ -123,12 +129,14 @@ def _means(row: Point) -> Iterator[Variant]:
     made: dict[str, tuple[str, Callable[[Array, float], Array]]] = {
         "mean for mean square": ("the mean is taken for the mean square", lambda x, e: 1 / np.sqrt(x.mean(axis=1) + e)),
         "mean of sizes": (
-            "the mean of |x| is taken for the root mean square", lambda x, e: 1 / (np.abs(x).mean(axis=1) + e),
+            "the mean of |x| is taken for the root mean square",
+            lambda x, e: 1 / (np.abs(x).mean(axis=1) + e),
         ),
-    }  # fmt: skip
+    }
     made["deviation for root mean square"] = (
-        "the standard deviation is taken for the root mean square", lambda x, e: 1 / np.sqrt(x.var(axis=1) + e),
-    )  # fmt: skip
+        "the standard deviation is taken for the root mean square",
+        lambda x, e: 1 / np.sqrt(x.var(axis=1) + e),
+    )
     for name, (says, scale) in made.items():
         yield semantics(name, says=says, form=normalised_by(scale))
     for half in (2, 4):
@@ -163,7 +171,7 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         "weight reversed": ("the weight's channels are in reverse order", lambda w: w[::-1]),
         "weight shifted by one": ("every channel has the weight of the one before", partial(np.roll, shift=1)),
         "weight shifted by minus one": ("every channel has the weight of the next", partial(np.roll, shift=-1)),
-    }  # fmt: skip
+    }
     for cause, (says, change) in ways.items():
         yield semantics(cause, says=says, form=_change_weight(name, change), last=True)
     for narrow in NARROW if config.norm_offset == 0.0 else ():
@@ -173,18 +181,23 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     for narrow in NARROW:
         rounds = rounder(narrow)
         yield Variant(
-            f"weight less 1 in {narrow}", "format", f"the weight is held less 1 in {narrow}, and 1 is added",
-            _change_weight(name, partial(_less_one, rounds)), last=True,
-        )  # fmt: skip
+            f"weight less 1 in {narrow}",
+            "format",
+            f"the weight is held less 1 in {narrow}, and 1 is added",
+            _change_weight(name, partial(_less_one, rounds)),
+            last=True,
+        )
     if config.norm_offset == 0.0:
         for narrow in NARROW:
             says = f"1 is added to the weight, in {narrow}"
             form = _change_weight(name, partial(_plus_one, rounder(narrow)))
             yield semantics(f"weight plus one in {narrow}", says=says, form=form, last=True)
     yield semantics(
-        "weight before the mean", says="the weight is multiplied before the mean is taken", form=_before_mean(name),
+        "weight before the mean",
+        says="the weight is multiplied before the mean is taken",
+        form=_before_mean(name),
         last=True,
-    )  # fmt: skip
+    )
     for other in dict.fromkeys(config.norm_names):
         if row.per_layer and other is not None and other != name:
             says = f"the weight is that of {other}"

@@ -7,7 +7,8 @@ import numpy as np
 from precaudit.models.numpy_decoder.rounding import sharing_products
 from precaudit.numbers.formats import INTEGERS
 from precaudit.references.mutations.bench import Bench, Tried
-from precaudit.references.mutations.fitting import AHEAD, Fit, fits, minimise, shortest
+from precaudit.references.mutations.fitting import AHEAD, Fit, fits
+from precaudit.references.mutations.minimising import minimise, shortest
 from precaudit.schema.policies import Policy
 
 NEAR = 1e-3  # relative distance of a value that people take for a number

@@ -119,9 +119,13 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
             yield _inputs(f"inputs in {name}", f"what weights multiply is rounded to {name}", cast, "format")
         if row.kind != "head" and name != "float16":  # which has all bits of weights that bfloat16 has
             yield Variant(
-                f"products of {name}", "format", f"weights and what they multiply are rounded to {name}",
-                reading(cast), at(operand=cast), last=True,
-            )  # fmt: skip
+                f"products of {name}",
+                "format",
+                f"weights and what they multiply are rounded to {name}",
+                reading(cast),
+                at(operand=cast),
+                last=True,
+            )
     for bits in FEW:
         if bits + 1 < FORMATS[policy.activations].precision:
             yield _weights(
@@ -149,7 +153,7 @@ def _layouts(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         "rows shifted by one": ("a matrix's rows are those before", partial(np.roll, shift=1, axis=0)),
         "rows shifted by minus one": ("a matrix's rows are those after", partial(np.roll, shift=-1, axis=0)),
         "columns reversed": ("a matrix's columns are in reverse order", _reverse),
-    }  # fmt: skip
+    }
     if row.axes in ("THK", "TGK"):
         says = "rows of a matrix lie in the order [K, H] in place of [H, K]"
         ways["rows as [K, H]"] = (says, partial(_by_heads, config.head_dim))
@@ -235,8 +239,9 @@ def single_weights(o: Inputs, left: Array) -> Iterator[Variant]:
         gain = 2 * ((x.T @ d) * w.T).sum(axis=1) + (x * x).sum(axis=0) * (w * w).sum(axis=0)
         j = int(np.argmin(gain))
         says = f"column {j} of the matrix is zero: input channel {j}"
-        yield semantics(f"weights of input {j} zeroed", says=says, form=at_place("operand", partial(_without, j)),
-                        fitted=True)  # fmt: skip
+        yield semantics(
+            f"weights of input {j} zeroed", says=says, form=at_place("operand", partial(_without, j)), fitted=True
+        )
         n = int(np.argmax(power))
         along = x.T @ d[:, n]
         size = (x * x).sum(axis=0)

@@ -39,9 +39,14 @@ class SliceFactors:
 
 
 def scaled_parts(
-    at: Array, axes: str, candidate: Array, emulated: Array, roundoff: float, hidden: Array | None = None,
+    at: Array,
+    axes: str,
+    candidate: Array,
+    emulated: Array,
+    roundoff: float,
+    hidden: Array | None = None,
     shares: bool = False,
-) -> Iterator[Variant]:  # fmt: skip
+) -> Iterator[Variant]:
     """Yield the operation with parts of its result times the factor that fits, and what else one number makes.
 
     Simplest first. ``hidden``: what is masked, which tells nothing. ``shares``: rows are shares of one, so that what a
@@ -53,9 +58,14 @@ def scaled_parts(
             for twice in (True, False):
                 form = on_result(partial(_times, part.factors, axes), twice)
                 yield Variant(
-                    part.name, "semantics", part.says, form, fitted=True, carries="token" not in part.name,
+                    part.name,
+                    "semantics",
+                    part.says,
+                    form,
+                    fitted=True,
+                    carries="token" not in part.name,
                     describes=part.many or (shares and part.lacks),
-                )  # fmt: skip
+                )
         yield from _shifted_slices(at, axes, candidate, emulated, roundoff)
     yield from _clip(candidate, emulated)
     yield from _smallest(candidate)
@@ -187,8 +197,14 @@ def _shifted_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -
                 x = next(s for d in range(17) if abs((s := float(f"{x:.{d}e}")) - x) <= roundoff * abs(x))
                 told = _slices_text(scope, at, hit)
                 form = on_result(partial(_plus, np.where(hit, x, 0.0), axes))
-                yield Variant(f"{x:+g} in {told}", "semantics", f"{x:g} is added in {told}", form, fitted=True,
-                              carries=scope != "token")  # fmt: skip
+                yield Variant(
+                    f"{x:+g} in {told}",
+                    "semantics",
+                    f"{x:g} is added in {told}",
+                    form,
+                    fitted=True,
+                    carries=scope != "token",
+                )
 
 
 def _constant_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
@@ -225,8 +241,9 @@ def _clip(c: Array, y: Array) -> Iterator[Variant]:
     ):
         if is_:
             says = f"results {'below' if name == 'least' else 'above'} {edge:g} are {edge:g}: clipped on one side"
-            yield Variant(f"clipped, {name} {edge:g}", "semantics", says, on_result(partial(_between, *ends)),
-                          fitted=True)  # fmt: skip
+            yield Variant(
+                f"clipped, {name} {edge:g}", "semantics", says, on_result(partial(_between, *ends)), fitted=True
+            )
 
 
 def _between(low: float, high: float, out: Array) -> Array:

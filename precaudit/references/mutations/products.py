@@ -15,7 +15,6 @@ from precaudit.references.mutations.forms import (
     Inputs,
     Weight,
     at_place,
-    at_positions,
     constant,
     on_inputs,
     on_result,
@@ -23,19 +22,7 @@ from precaudit.references.mutations.forms import (
     with_tensors,
 )
 from precaudit.references.mutations.rotation import (
-    as_for_pairs,
-    cosines_in,
-    exchange_sines,
-    interleave,
-    no_rope,
-    positions_in,
-    shift_positions,
-    sines_in,
-    tables_in,
     turned_values,
-    with_angles,
-    with_frequencies,
-    with_tables,
 )
 from precaudit.references.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
 from precaudit.schema.graphs.point import Point
@@ -44,10 +31,18 @@ from precaudit.schema.policies import Policy
 
 semantics = partial(Variant, kind="semantics")
 CALLED = {
-    "silu": "silu", "gelu_tanh": "gelu with tanh", "gelu": "exact gelu", "quick_gelu": "quick gelu, x·σ(1.702 x)",
-    "relu": "relu", "hard_silu": "hard silu", "identity": "no activation", "sigmoid": "sigmoid", "tanh": "tanh",
-    "relu_squared": "relu squared", "mish": "mish",
-}  # fmt: skip
+    "silu": "silu",
+    "gelu_tanh": "gelu with tanh",
+    "gelu": "exact gelu",
+    "quick_gelu": "quick gelu, x·σ(1.702 x)",
+    "relu": "relu",
+    "hard_silu": "hard silu",
+    "identity": "no activation",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "relu_squared": "relu squared",
+    "mish": "mish",
+}
 
 
 def rename_tensors(names: dict[str, str]) -> Form:
@@ -87,8 +82,11 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     for other in range(config.layers) if layer is not None else ():
         if other != layer:
             yield semantics(
-                f"weights of layer {other}", says=f"layer {other}'s weights are used", form=of_layer(other), last=True,
-            )  # fmt: skip
+                f"weights of layer {other}",
+                says=f"layer {other}'s weights are used",
+                form=of_layer(other),
+                last=True,
+            )
 
 
 def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
@@ -106,19 +104,21 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
             says = f"the logistic function, tanh or erf in {CALLED[config.activation]} is rounded to {name}"
             yield Variant(f"activation's curve in {name}", "format", says, change=at(curve=rounder(name)))
             narrow, whole = rounder(name), f"{CALLED[config.activation]} is computed in {name}"
-            yield Variant(
-                f"activation in {name}", "format", whole, change=at(gate=narrow, curve=narrow), last=True
-            )  # fmt: skip
+            yield Variant(f"activation in {name}", "format", whole, change=at(gate=narrow, curve=narrow), last=True)
             if config.activation == "silu":
                 yield Variant(
-                    f"activation in {name}, step by step", "format", f"{whole}: x / (1 + exp(−x)), each step rounded",
-                    change=at(gate=narrow, curve=partial(_logistic, narrow)), last=True,
-                )  # fmt: skip
+                    f"activation in {name}, step by step",
+                    "format",
+                    f"{whole}: x / (1 + exp(−x)), each step rounded",
+                    change=at(gate=narrow, curve=partial(_logistic, narrow)),
+                    last=True,
+                )
     if row.place == "proj" and config.residual_scale != 1.0:
         yield semantics(
-            "residual factor left out", says="the factor on what is added is left out",
+            "residual factor left out",
+            says="the factor on what is added is left out",
             form=constant(residual_scale=1.0),
-        )  # fmt: skip
+        )
         yield from roundings_of("residual factor", config.residual_scale, lambda x: constant(residual_scale=x))
     yield from sums(row)
 
@@ -132,8 +132,9 @@ def _logistic(narrow: Callable[[Array], Array], sigma: Array) -> Array:
 def _up() -> Iterator[Variant]:
     """Yield what may be done to up before it is multiplied."""
     ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
-        "up left out": ("up is left out", np.ones_like), "up plus one": ("1 is added to up", lambda x: x + 1),
-    }  # fmt: skip
+        "up left out": ("up is left out", np.ones_like),
+        "up plus one": ("1 is added to up", lambda x: x + 1),
+    }
     for name, (says, change) in ways.items():
         yield semantics(name, says=says, form=at_place("up", change), last=True)
 
@@ -143,15 +144,17 @@ def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     for name in CALLED:
         if name != usual:
             yield semantics(
-                f"activation {CALLED[name]}", says=f"{CALLED[name]} in place of {CALLED[usual]}",
+                f"activation {CALLED[name]}",
+                says=f"{CALLED[name]} in place of {CALLED[usual]}",
                 form=constant(activation=name),
-            )  # fmt: skip
+            )
     if "up" in {place for part in row.inside for place in part.places}:
         yield from _up()
     yield semantics(
-        "gate and up exchanged", says="gate and up are exchanged",
+        "gate and up exchanged",
+        says="gate and up are exchanged",
         form=rename_tensors({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
-    )  # fmt: skip
+    )
 
 
 def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
@@ -160,106 +163,6 @@ def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
         for name, key in NARROW_CONSTANTS.items():
             says = f"the constants of {CALLED[config.activation]} are held in {name}"
             yield Variant(f"activation's constants in {name}", "format", says, constant(activation=key))
-
-
-def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
-    """Yield variants of RoPE in a layer's q and k."""
-    for by in (1, -1):
-        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shift_positions(by))
-    yield semantics(
-        "positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shift_positions(-1, 0)
-    )
-    yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleave())
-    yield semantics(
-        "pairs interleaved, left in halves",
-        says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
-        form=interleave(replaced=False),
-    )
-    if config.rotary is not None:
-        says = f"RoPE turns every dimension of a head, not the first {config.rotary} alone"
-        yield semantics("every dimension turned", says=says, form=constant(rotary=None), last=True)
-    says = "rows of the weights lie in the order of pairs (2i, 2i + 1), and RoPE rotates halves"
-    yield semantics("weights permuted as for pairs", says=says, form=as_for_pairs, last=True)
-    yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
-    yield semantics("RoPE twice", says="RoPE is applied twice", form=at_positions(lambda at: at * 2), last=True)
-    yield semantics(
-        "RoPE turned back",
-        says="RoPE turns the other way: sin has the other sign",
-        form=at_positions(np.negative),
-        last=True,
-    )
-    for name in STORED[2:]:
-        says = f"RoPE's tables are rounded to {name}"
-        yield Variant(f"RoPE tables in {name}", "format", says, change=tables_in(rounder(name)), last=True)
-    local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
-    if config.rope_scaling is not None and not local:
-        yield semantics(
-            "RoPE not stretched", says="RoPE's scaling is left out", form=constant(rope_scaling=None)
-        )  # fmt: skip
-    for name in NARROW:
-        narrow = rounder(name)
-        yield Variant(
-            f"RoPE tables in {name}", "format", f"RoPE's tables are rounded to {name}", change=tables_in(narrow)
-        )
-        for what, half in (("sines", sines_in), ("cosines", cosines_in)):
-            yield Variant(
-                f"RoPE {what} in {name}", "format", f"RoPE's {what} alone are rounded to {name}", change=half(narrow)
-            )  # fmt: skip
-        yield Variant(
-            f"RoPE frequencies in {name}", "format", f"RoPE's frequencies are rounded to {name}",
-            with_frequencies(narrow),
-        )  # fmt: skip
-        yield Variant(f"positions in {name}", "format", f"RoPE takes positions rounded to {name}", positions_in(narrow))
-        yield from _angles_in(name)
-    yield from _tables()
-
-
-def _angles_in(name: str) -> Iterator[Variant]:
-    """Yield RoPE by angles that are rounded to a narrow format, made of frequencies as they are or rounded, too."""
-    narrow = rounder(name)
-    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
-        f"RoPE angles in {name}": (f"RoPE's angles are rounded to {name}", lambda p, f: narrow(p * f)),
-        f"RoPE frequencies and angles in {name}": (
-            f"RoPE's frequencies are rounded to {name}, and its angles", lambda p, f: narrow(p * narrow(f)),
-        ),
-    }  # fmt: skip
-    for cause, (says, angles) in ways.items():
-        yield Variant(cause, "format", says, with_angles(angles), last=True)
-
-
-def _tables() -> Iterator[Variant]:
-    """Yield RoPE by cosines and sines that lie otherwise."""
-    yield semantics(
-        "cos and sin exchanged", says="RoPE's cosines and sines are exchanged", form=with_tables(exchange_sines),
-        last=True
-    )  # fmt: skip
-    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
-        "RoPE frequencies in reverse": ("pairs turn by RoPE's frequencies in reverse", lambda p, f: p * f[..., ::-1]),
-        "RoPE frequencies shifted by +1": (
-            "every pair turns by the frequency of the one before", lambda p, f: p * np.roll(f, 1, -1),
-        ),
-        "RoPE frequencies shifted by -1": (
-            "every pair turns by the frequency of the next", lambda p, f: p * np.roll(f, -1, -1),
-        ),
-        "half of each head turned": (
-            "RoPE turns the first half of a head alone, by its first frequencies",
-            lambda p, f: p * f[..., : f.shape[-1] // 2],
-        ),
-        "half of each head turned, by every other frequency": (
-            "RoPE turns the first half of a head alone, by every other frequency",
-            lambda p, f: p * f[..., : f.shape[-1] // 2 * 2 : 2],
-        ),
-    }  # fmt: skip
-    for cause, (says, angles) in ways.items():
-        yield semantics(cause, says=says, form=with_angles(angles), last=True)
-    yield semantics(
-        "halves of heads exchanged", says="the halves of what RoPE turned are exchanged", last=True,
-        form=on_result(_swap_halves, twice=True),
-    )  # fmt: skip
-
-
-def _swap_halves(out: Array) -> Array:
-    return np.roll(out, out.shape[-1] // 2, axis=-1)
 
 
 def value_variants() -> Iterator[Variant]:
@@ -308,8 +211,9 @@ def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
         tokens = tuple(int(i) for i in np.asarray(o.positions)[gone])
         told = f"token{'s' if len(tokens) > 1 else ''} {spans(tokens)}"
         form = on_inputs(partial(_without, frozenset(tokens)))
-        yield semantics(f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True,
-                        carries=False)  # fmt: skip
+        yield semantics(
+            f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True, carries=False
+        )
 
 
 def _without(tokens: frozenset[int], o: Inputs) -> tuple[Array, ...]:

@@ -49,8 +49,9 @@ def with_frequencies(change: Callable[[Array], Array]) -> Form:
         plain_ones, _ = rope_frequencies(msgspec.structs.replace(config, rope_scaling=None, local_rope_theta=None), 0)
         divisors = tuple(float(x) for x in plain_ones / change(found))
         return {
-            "local_rope_theta": None, "rope_scaling": RopeScaling(kind="longrope", divisors=divisors, attention=factor),
-        }  # fmt: skip
+            "local_rope_theta": None,
+            "rope_scaling": RopeScaling(kind="longrope", divisors=divisors, attention=factor),
+        }
 
     return with_config(change_fields)
 

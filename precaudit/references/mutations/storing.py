@@ -40,7 +40,7 @@ def other_roundings(row: Point, policy: Policy) -> Iterator[Variant]:
         says = f"results are quantised to {width} bits, one scale a row"
         yield Variant(
             f"result in int{width}", "quantisation", says, change=_after(row.place, quantiser(width)), last=True
-        )  # fmt: skip
+        )
 
 
 def _after(place: str, then: Cast) -> Change:

@@ -104,7 +104,7 @@ def stored(place: str, announced: str, names: Sequence[str] = STORED) -> Iterato
         if FORMATS[name].unit_roundoff > FORMATS[announced].unit_roundoff:
             yield Variant(
                 f"stored in {name}", "format", f"results are rounded to {name}", usual_form, first(place, name)
-            )  # fmt: skip
+            )
             if announced != "float32":
                 says = f"results are rounded to {announced}, and then to {name}"
                 yield Variant(f"stored again in {name}", "format", says, usual_form, then(place, name), last=True)
@@ -141,9 +141,10 @@ def sums(row: Point) -> Iterator[Variant]:
             f"sums in {name}": (f"sums are rounded to {name} term by term", accumulating(name)),
             f"sums in {name}, pairwise": (f"sums are rounded to {name}, pair by pair", pairwise_matmul(name)),
             f"sums in {name}, blocks of 128": (
-                f"sums are rounded to {name} every 128 terms", accumulating(f"{name}/128"),
+                f"sums are rounded to {name} every 128 terms",
+                accumulating(f"{name}/128"),
             ),
-        }  # fmt: skip
+        }
         for order, (says, dot) in orders.items():
             yield Variant(order, kind, says, usual_form, at(dot=dot))
         says = f"sums are rounded to {name} term by term, products are not: fused multiply-adds"
@@ -161,13 +162,18 @@ def sums(row: Point) -> Iterator[Variant]:
         for block in (16, 32, 64):
             says = f"sums of {block} terms are rounded to {name}, and so are their sums"
             yield Variant(
-                f"sums of {block} terms in {name}", kind, says, usual_form, at(dot=blocked_matmul(name, block)),
-                last=True
-            )  # fmt: skip
+                f"sums of {block} terms in {name}",
+                kind,
+                says,
+                usual_form,
+                at(dot=blocked_matmul(name, block)),
+                last=True,
+            )
         if row.kind == "mix":
             for block in (64, 128):
                 yield Variant(
-                    f"flash, blocks of {block}, in {name}", kind,
+                    f"flash, blocks of {block}, in {name}",
+                    kind,
                     f"blocks of {block} keys under a running maximum, their sums kept in {name}",
                     Flash(block=block, total=rounder(name)),
-                )  # fmt: skip
+                )

@@ -49,7 +49,7 @@ def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[
 
 def measure_yardstick(
     o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array], centre: Array | None = None
-) -> Yardstick:  # fmt: skip
+) -> Yardstick:
     """Return the yardstick from FP64 and what honest programs make of the operation, canonical.
 
     ``centre``: what they all round alike, from which they differ by noise alone; None: FP64.
@@ -71,10 +71,17 @@ def measure_yardstick(
     unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
     least = least if parts is None else least + FORMATS[policy.activations].unit_roundoff * parts
     return Yardstick(
-        o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
-        allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
+        o.axes,
+        dtype,
+        np.asarray(o.positions),
+        canonical(o.stored, o.axes),
+        reference,
+        noise,
+        allowed=np.asarray(u * sizes + least),
+        fused=np.asarray(unrounded * sizes + least),
+        hidden=hidden,
         sums=np.asarray(TIES * SINGLE * sizes) if once else None,
-    )  # fmt: skip
+    )
 
 
 def part_sizes(o: Operation, model: Model, policy: Policy, sizes: Array) -> Array | None:

@@ -89,6 +89,10 @@ def _shadow_numbers(
 def _numbers(d: Any) -> dict[str, Any]:
     worst: tuple[Number, int] = (json_number(d.token[0]), d.token[1])
     return {
-        "dtype": "float64", "n": d.n, "nonfinite": d.nonfinite, "max_diff": json_number(d.largest),
-        "rel_l2": json_number(d.distance), "scopes": {"token": {"rel_l2": worst}},
-    }  # fmt: skip
+        "dtype": "float64",
+        "n": d.n,
+        "nonfinite": d.nonfinite,
+        "max_diff": json_number(d.largest),
+        "rel_l2": json_number(d.distance),
+        "scopes": {"token": {"rel_l2": worst}},
+    }

@@ -196,7 +196,7 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
 
 def _emulate(
     o: Operation, emulations: LocalEmulations, model: Model, others: Alternatives, device: str, settled: bool
-) -> LocalEvaluation:  # fmt: skip
+) -> LocalEvaluation:
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
     roundings = emulations.of(o, model, device, settled)

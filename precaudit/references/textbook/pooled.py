@@ -39,9 +39,14 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     if model.config != recorded.config and not whole.meant:
         logits = Wanted({LOGITS}, (), whole.wanted.logit_rows)
         forward(
-            model, sequences, [FP64], logits, lambda i, _, __, x: whole.meant.update({whole.distinct[i]: x}),
-            layers_told(tell, "FP64 with the policy's mask", n), lengths=turned,
-        )  # fmt: skip
+            model,
+            sequences,
+            [FP64],
+            logits,
+            lambda i, _, __, x: whole.meant.update({whole.distinct[i]: x}),
+            layers_told(tell, "FP64 with the policy's mask", n),
+            lengths=turned,
+        )
     declared = (of_policy(policy, d) for d in (False, True))
     plain, decode = (replace(r, dot=with_sums(r.dot, dot)) for r in declared)
     draws = [redrawn(plain, seed) for seed in range(RUNS)]

@@ -143,9 +143,14 @@ def _handover_records(
         return
     different = found.positions[(found.hashes != wanted).any(axis=1)]
     yield place.record(
-        "state", run, reference, dtype=HASH_FORMAT, n=len(wanted), mismatched=len(different),
+        "state",
+        run,
+        reference,
+        dtype=HASH_FORMAT,
+        n=len(wanted),
+        mismatched=len(different),
         rows=row_spans(different) or None,
-    )  # fmt: skip
+    )
 
 
 def _residual_sums(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> Expected | None:
@@ -280,10 +285,13 @@ def _judge(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorR
     units = np.where(error == 0, 0.0, np.abs(error) / np.where(noise > 0, noise, np.finfo(float).tiny))
     worst = int(units.max(axis=1).argmax())
     numbers: dict[str, Any] = {
-        "n": units.size, "nonfinite": int((~finite & known).sum()), "ratio": json_number(np.sqrt((units**2).mean())),
+        "n": units.size,
+        "nonfinite": int((~finite & known).sum()),
+        "ratio": json_number(np.sqrt((units**2).mean())),
         "gain": json_number((error * meant).sum() / ((meant**2).sum() or 1.0)),
         "rel_l2": json_number(ratio(norm(error), norm(meant))),
         "scopes": {"token": {"ratio": (json_number(units[worst].max()), int(found.positions[rows][worst]))}},
-        "slices": {"token": units.size}, "inherits": expected.since,
-    }  # fmt: skip
+        "slices": {"token": units.size},
+        "inherits": expected.since,
+    }
     return place.record("sums", run, "summands", **numbers)

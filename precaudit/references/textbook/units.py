@@ -13,9 +13,12 @@ from precaudit.schema.policies import Policy
 from precaudit.schema.records.devices import FROM_JAXPR, Way, device_kind
 
 SETTINGS: dict[Way, str] = {
-    "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "highest", "float32": "F32_F32_F32",
+    "1 pass": "BF16_BF16_F32",
+    "3 passes": "BF16_BF16_F32_X3",
+    "6 passes": "highest",
+    "float32": "F32_F32_F32",
     "float32, both operands bfloat16": "BF16_BF16_F32",
-}  # fmt: skip
+}
 
 
 def factor_formats(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:

@@ -116,9 +116,13 @@ def made_through(
 
 
 def _made_again(
-    model: Model, layer: int, positions: Array, lengths: Array | None, known: Mapping[str, Array],
+    model: Model,
+    layer: int,
+    positions: Array,
+    lengths: Array | None,
+    known: Mapping[str, Array],
     roundings: Mapping[str, Rounding],
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the rows [T, D] of the last operation of ``roundings``, each on the way under its own."""
     made, name = dict(known), ""
     for name, rounding in roundings.items():

@@ -93,9 +93,17 @@ class Whole:
             return {key: x for key, x in of.items() if key in kept}
 
         return Whole(
-            cut(self.places), self.rows, self.vocab, alike, energies(self.noise), energies(self.decoded), cut(self.kl),
-            cut(self.decoded_kl), meant=cut(self.meant), sigma=self.sigma,
-        )  # fmt: skip
+            cut(self.places),
+            self.rows,
+            self.vocab,
+            alike,
+            energies(self.noise),
+            energies(self.decoded),
+            cut(self.kl),
+            cut(self.decoded_kl),
+            meant=cut(self.meant),
+            sigma=self.sigma,
+        )
 
     @property
     def notes(self) -> list[str]:

@@ -31,9 +31,13 @@ class Accumulations:
         self.multiplied: frozenset[str] | None = None
 
     def records(
-        self, call: JudgedCall, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...],
+        self,
+        call: JudgedCall,
+        every: Sequence[At],
+        taps: dict[str, Array],
+        args: tuple[Any, ...],
         cut: Callable[[Place, Array], Array],
-    ) -> list[ErrorRecord]:  # fmt: skip
+    ) -> list[ErrorRecord]:
         """Return a record of every place whose segment holds a matrix product, and format. Under x64."""
         if not self.formats:
             return []

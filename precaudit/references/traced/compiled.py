@@ -119,9 +119,14 @@ class CompiledSegments:
         self.apart = {way: Remade(tapped, replace(way.how, apart=True)) for way in twice}
 
     def start(
-        self, call: JudgedCall, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
+        self,
+        call: JudgedCall,
+        every: Sequence[At],
+        taps: dict[str, Array],
+        args: tuple[Any, ...],
+        cut: Cut,
         closing: Closing | None = None,
-    ) -> Callable[[], list[ErrorRecord]]:  # fmt: skip
+    ) -> Callable[[], list[ErrorRecord]]:
         """Have JAX make what places make in FP64 and in the first ways; return what gives their records.
 
         ``taps``, ``args``: of what is compiled; ``closing``: what closed steps before.
@@ -130,9 +135,15 @@ class CompiledSegments:
         return partial(self._records, call, every, taps, args, cut, made, closing)
 
     def _records(
-        self, call: JudgedCall, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
-        made: list[dict[str, Any]], closing: Closing | None,
-    ) -> list[ErrorRecord]:  # fmt: skip
+        self,
+        call: JudgedCall,
+        every: Sequence[At],
+        taps: dict[str, Array],
+        args: tuple[Any, ...],
+        cut: Cut,
+        made: list[dict[str, Any]],
+        closing: Closing | None,
+    ) -> list[ErrorRecord]:
         """Return the records of places.
 
         Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its

@@ -101,9 +101,12 @@ class Chains:
         self.declared = jax.jit(emulate_program(jaxpr, declared), compiler_options=how)
 
     def calls(
-        self, recorded: Iterable[RecordedCall], drawn: int = DRAWS, strictly: bool = False,
+        self,
+        recorded: Iterable[RecordedCall],
+        drawn: int = DRAWS,
+        strictly: bool = False,
         begun: Begun | None = None,
-    ) -> Iterator[CallValues]:  # fmt: skip
+    ) -> Iterator[CallValues]:
         """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
         What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them

@@ -136,10 +136,18 @@ def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments
 
 
 def local_numbers(
-    stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
-    tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (), on_gpu: bool = False,
-    shape: tuple[int, ...] | None = None, terms: Array | None = None, smallest: float = 0.0,
-) -> dict[str, Any]:  # fmt: skip
+    stored: Array,
+    exact: Array,
+    honest: dict[tuple[str, ...], Array],
+    drawn: list[Array],
+    moved: Sequence[Array] = (),
+    tied: Mapping[Name, Array] | None = None,
+    again: Sequence[Array] = (),
+    on_gpu: bool = False,
+    shape: tuple[int, ...] | None = None,
+    terms: Array | None = None,
+    smallest: float = 0.0,
+) -> dict[str, Any]:
     """Return a local record's fields; arrays [rows, N]: what leads is rows.
 
     ``shape``: the point's own (None: [rows, N]); slices are lines and planes of it, whatever the order of its axes.
@@ -242,9 +250,10 @@ def lost_of(stored: Array, exact: Array) -> dict[str, Any]:
     pairs, times = np.unique(np.stack([held.ravel(), exact.ravel()]), axis=1, return_counts=True)
     _, stands, several = np.unique(pairs[0], return_inverse=True, return_counts=True)
     return {
-        "lost": len(others), "lost_between": (float(others.min()), float(others.max())),
+        "lost": len(others),
+        "lost_between": (float(others.min()), float(others.max())),
         "collisions": int(times[several[stands] > 1].sum()),
-    }  # fmt: skip
+    }
 
 
 def unknown(call: JudgedCall, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:
@@ -274,9 +283,14 @@ def step_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> Callable[[Ar
 
 
 def record_of(
-    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None,
-    kind: Literal["local", "forward", "formula"] = "local", **numbers: Any,
-) -> ErrorRecord:  # fmt: skip
+    opened: Opened,
+    case: str,
+    call: int,
+    p: ProgramPoint,
+    layer: int | None,
+    kind: Literal["local", "forward", "formula"] = "local",
+    **numbers: Any,
+) -> ErrorRecord:
     """Return a record of a place of a program's run."""
     here = Where(case, opened.record.phase, call, layer, p.name)
     return here.record(kind, opened.record.id, "fp64", **numbers)

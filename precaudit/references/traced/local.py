@@ -38,9 +38,14 @@ class Emulations:
     """
 
     def __init__(
-        self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None, opaque: Opaque = KNOWN,
-        flush: bool = False, accum: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        made: Tagged,
+        layers: Sequence[int] | None = None,
+        units: Units | None = None,
+        opaque: Opaque = KNOWN,
+        flush: bool = False,
+        accum: Sequence[str] = (),
+    ) -> None:
         # steps that are not recorded go on with what was made in them: nothing there cuts what has no FP64 meaning off
         self.opaque = opaque.segment if layers is None else opaque.whole
         self.tapped, self.layers = Tapped(made, layers, self.opaque), layers

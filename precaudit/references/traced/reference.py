@@ -64,9 +64,15 @@ class Traced:
     """
 
     def __init__(
-        self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False,
-        before: tuple["Traced", NextInputs] | None = None, accum: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        opened: Opened,
+        program: Program,
+        made: Tagged,
+        tell: Advance,
+        kept: bool = False,
+        before: tuple["Traced", NextInputs] | None = None,
+        accum: Sequence[str] = (),
+    ) -> None:
         self.opened, self.program, self.made, self.tell, self.kept = opened, program, made, tell, kept
         units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))

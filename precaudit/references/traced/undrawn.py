@@ -44,9 +44,12 @@ class Left:
 
 
 def undrawn_numbers(
-    stored: Array, exact: Array, honest: Mapping[Name, Array], shape: tuple[int, ...] | None = None,
+    stored: Array,
+    exact: Array,
+    honest: Mapping[Name, Array],
+    shape: tuple[int, ...] | None = None,
     smallest: float = 0.0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return a local record's fields as of ``local_numbers``, of arrays [rows, N]; ``honest`` as segments give it.
 
     No noise of any realisations is less, so that a record which closes by these numbers does by theirs.
@@ -84,9 +87,11 @@ def undrawn_fields(
     for name, scope in residue.scopes.items():
         found["scopes"].setdefault(name, {}).update(scope)
     found |= {
-        "explained": {EQUATIONS: json_number(explained)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "explained": {EQUATIONS: json_number(explained)},
+        "unexplained": residue.unexplained,
+        "slices": residue.slices,
         "ratio": json_number(over),
-    }  # fmt: skip
+    }
     return found | ({"elided": {EQUATIONS: best}} if best else {})
 
 

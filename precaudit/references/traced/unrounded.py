@@ -55,9 +55,14 @@ class Unrounded:
     """
 
     def __init__(
-        self, tapped: Tapped, honest: Mapping[Name, Remade], first: Collection[Name], taps: Values,
-        args: tuple[Any, ...], rows: Callable[[Place, Array], Array],
-    ) -> None:  # fmt: skip
+        self,
+        tapped: Tapped,
+        honest: Mapping[Name, Remade],
+        first: Collection[Name],
+        taps: Values,
+        args: tuple[Any, ...],
+        rows: Callable[[Place, Array], Array],
+    ) -> None:
         self.tapped, self.taps, self.args = tapped, taps, args
         self.honest, self.first, self.rows = honest, first, rows
         self._before: dict[tuple[Remade, str], Array] = {}

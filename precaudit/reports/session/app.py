@@ -34,8 +34,10 @@ from precaudit.schema.filed import Filed
 from precaudit.schema.records.errors import ErrorRecord
 
 LOOK = 1.0  # seconds between looks at whether something was written
-ASKS = {"filter": "--layers 0:2 --points q,k --phases decode --prompt a   (nothing: all)",
-        "compare": "the folder of another run"}  # fmt: skip
+ASKS = {
+    "filter": "--layers 0:2 --points q,k --phases decode --prompt a   (nothing: all)",
+    "compare": "the folder of another run",
+}
 
 
 class _Stopped(Exception):

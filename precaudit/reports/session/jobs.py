@@ -16,10 +16,15 @@ async def run_command(words: Sequence[str], columns: int, say: Callable[[str], o
     Where this is cancelled, the process and what it began are ended.
     """
     process = await asyncio.create_subprocess_exec(
-        *PRECAUDIT, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, env={**os.environ, "COLUMNS": str(columns)}, start_new_session=True,
+        *PRECAUDIT,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": str(columns)},
+        start_new_session=True,
         limit=1 << 20,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     try:
         async for line in process.stdout:

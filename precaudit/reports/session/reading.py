@@ -73,9 +73,7 @@ class Shown:
         return program_order(list(every))
 
 
-def read_run(
-    run: Recalled, filters: Filters, other: Path | None, show: Callable[[Shown], object]
-) -> Shown:  # fmt: skip
+def read_run(run: Recalled, filters: Filters, other: Path | None, show: Callable[[Shown], object]) -> Shown:
     """Read and judge a compared run, its records as they come given to ``show``; raises UserError as ``recall_run``.
 
     ``other``: the run that it was compared with, whose map is shown, too.

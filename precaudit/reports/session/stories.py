@@ -31,9 +31,13 @@ def first_lines(run: Recalled, cell: Cell, causes: Sequence[str]) -> Told:
 
 
 def worst_tokens(
-    run: Recalled, errors: Sequence[ErrorRecord], kind: str, cell: Cell, keeps: Callable[[ErrorRecord], bool],
+    run: Recalled,
+    errors: Sequence[ErrorRecord],
+    kind: str,
+    cell: Cell,
+    keeps: Callable[[ErrorRecord], bool],
     text: Text | None,
-) -> Told:  # fmt: skip
+) -> Told:
     """Return the tokens of a cell whose error is largest, each in its context, from all of its records."""
     kinds = KINDS.get(kind, ("pair",))
     every = (e for e in of_place(errors, cell.layer, cell.point) if e.kind in kinds and keeps(e))

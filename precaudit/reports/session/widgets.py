@@ -18,8 +18,16 @@ from precaudit.reports.escaping import terminal_line
 from precaudit.reports.session.grid import NOTHING, At, Grid, drawn, head
 
 LABEL = 22  # columns of the points' names, at most
-ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1), "pageup": (-10, 0), "pagedown": (10, 0),
-          "home": (0, -1 << 20), "end": (0, 1 << 20)}  # fmt: skip
+ARROWS = {
+    "up": (-1, 0),
+    "down": (1, 0),
+    "left": (0, -1),
+    "right": (0, 1),
+    "pageup": (-10, 0),
+    "pagedown": (10, 0),
+    "home": (0, -1 << 20),
+    "end": (0, 1 << 20),
+}
 SELECTED = "on #3a3f4b"
 
 
@@ -107,9 +115,11 @@ class HeatMap(Widget, can_focus=True):
             for c in shown:
                 here = (r, c) == self.cursor
                 after = (r, c - 1) == self.cursor and c > left
-                gap = ("]" if after else " ") + " " * (wide - 4) + ("[" if here else " ") if wide > 3 else (
-                    "[" if here else "]" if after else " "
-                )  # fmt: skip
+                gap = (
+                    ("]" if after else " ") + " " * (wide - 4) + ("[" if here else " ")
+                    if wide > 3
+                    else ("[" if here else "]" if after else " ")
+                )
                 chars, style = drawn(self.grid.at((r, c)), self.grid.kind)
                 chosen = (self.grid.layers[c], point) in marked
                 text.append(gap, "bold" if here or after else SELECTED if chosen else "")

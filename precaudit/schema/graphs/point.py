@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from precaudit.schema.configuration import DecoderConfig
 
 
-Kind = Literal[
-    "stream", "norm", "projection", "cache", "score", "softmax", "mix", "sum", "route", "gate", "head"
-]  # fmt: skip
+Kind = Literal["stream", "norm", "projection", "cache", "score", "softmax", "mix", "sum", "route", "gate", "head"]
 
 
 def always(_config: "DecoderConfig") -> bool:

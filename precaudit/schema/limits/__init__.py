@@ -110,9 +110,14 @@ def default_limits() -> Limits:
     forward = {name: Limit(float(v), int(n), 1 + (name == "kl")) for name, (v, n) in table["forward"].items()}
     medians = {name: Median(*map(float, table["pooled"][name])) for name in table["pooled"]}
     return Limits(
-        Local.of(table["narrow"]), Local.of(table["float32"]), pooled=medians["ratio"], pooled_gain=medians["gain"],
-        float32_ratio=medians["float32_ratio"], float32_gain=medians["float32_gain"],
+        Local.of(table["narrow"]),
+        Local.of(table["float32"]),
+        pooled=medians["ratio"],
+        pooled_gain=medians["gain"],
+        float32_ratio=medians["float32_ratio"],
+        float32_gain=medians["float32_gain"],
         pair_ratio=medians["pair_ratio"],
         sums=Median(*map(float, table["sums"]["rms"])),
-        token_sums=Limit(float(table["sums"]["token"][0]), int(table["sums"]["token"][1])), **forward,
-    )  # fmt: skip
+        token_sums=Limit(float(table["sums"]["token"][0]), int(table["sums"]["token"][1])),
+        **forward,
+    )

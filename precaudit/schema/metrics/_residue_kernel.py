@@ -80,8 +80,10 @@ def add_sums(left, power, reference, cells, channels):  # type: ignore[no-untype
                 stop = min(start + PIECE, width)
                 e, p, r = left[t, h, start:stop], power[t, h, start:stop], reference[t, h, start:stop]
                 of_left, of_noise, of_reference = (
-                    channels[0, h, start:stop], channels[1, h, start:stop], channels[2, h, start:stop],
-                )  # fmt: skip
+                    channels[0, h, start:stop],
+                    channels[1, h, start:stop],
+                    channels[2, h, start:stop],
+                )
                 for k in range(stop - start):
                     a, b, c = e[k], p[k], r[k]
                     square, size = a * a, c * c

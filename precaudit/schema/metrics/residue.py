@@ -98,9 +98,11 @@ class Noise:
         """Return the noise with one more deviation [T, H, K] that may be there in full."""
         gain, mean = np.einsum("thk,thk->th", deviation, reference), deviation.sum(axis=2)
         return replace(
-            self, power=self.power + deviation**2, gains=np.concatenate([self.gains, gain[None]]),
+            self,
+            power=self.power + deviation**2,
+            gains=np.concatenate([self.gains, gain[None]]),
             means=np.concatenate([self.means, mean[None]]),
-        )  # fmt: skip
+        )
 
     def rows(self, some: slice) -> "Noise":
         """Return the noise of some rows."""
@@ -183,10 +185,18 @@ def gain_and_mean(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Sign
     each = np.full(len(sizes), n / len(sizes))
     parts = {
         # Σ left·w, the ensemble's sums, Σ noise²·w², Σ(r·w)², Σ w², Σ|r·w|, Σ r·w, scale
-        "gain": (gains, (noise.gains, [x for x, _ in noise.others]), weighted, fourth, squares, squares, squares,
-                 float(squares.sum())),
+        "gain": (
+            gains,
+            (noise.gains, [x for x, _ in noise.others]),
+            weighted,
+            fourth,
+            squares,
+            squares,
+            squares,
+            float(squares.sum()),
+        ),
         "mean": (means, (noise.means, [x for _, x in noise.others]), power, squares, each, sizes, plain, n),
-    }  # fmt: skip
+    }
     whole: dict[str, Signed] = {}
     worst: Scope = {}
     for name, (total, (clusters, others), found, independent, weights, absolute, together, scale) in parts.items():

@@ -18,9 +18,17 @@ ARITHMETIC = ("float32", "bfloat16", "float16")
 STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
 PRECISIONS = ("default", "high", "highest")
 PRESETS = (
-    "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "F16_F16_F32", "F16_F16_F16",
-    "BF16_BF16_BF16", "TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32",
-)  # fmt: skip
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+    "F16_F16_F32",
+    "F16_F16_F16",
+    "BF16_BF16_BF16",
+    "TF32_TF32_F32",
+    "TF32_TF32_F32_X3",
+    "F32_F32_F32",
+)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ class SplitSum(Record, frozen=True, omit_defaults=False):
 
 
 Way = Literal[
-    "1 pass", "3 passes", "6 passes", "float32", "float32, one operand bfloat16", "float32, both operands bfloat16",
-    "1 TF32 pass", "3 TF32 passes", "rounded products",
-]  # fmt: skip
+    "1 pass",
+    "3 passes",
+    "6 passes",
+    "float32",
+    "float32, one operand bfloat16",
+    "float32, both operands bfloat16",
+    "1 TF32 pass",
+    "3 TF32 passes",
+    "rounded products",
+]

@@ -40,7 +40,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import recorded_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
-from tests.helpers.gpu_runs import RECORDED, unpacked
+from tests.helpers.gpu_runs import unpacked
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few
 
@@ -97,9 +97,9 @@ def test_a_router_read_before_it_was_rounded_is_made_of_rounded_products(tmp_pat
     assert len(chosen) > 4
 
 
-def test_a_residual_may_be_off_by_its_summands_last_places():
+def test_a_residual_may_be_off_by_its_summands_last_places(tmp_path):
     """By u (|a| + |b|), and u |A||B| of the projection that is one of them."""
-    recorded = Recorded.of(open_run(RECORDED / "fp32-highest"))
+    recorded = Recorded.of(open_run(unpacked("fp32-highest", tmp_path / "run")))
     tiny = open_checkpoint("tiny")
     model = Model(tiny.config, tiny.tensors.read_tensor)
     place = Place("p5_ba", "prefill", 0, 0, "mlp_norm")
@@ -158,9 +158,9 @@ def test_a_product_made_twice_may_round_both_ways(tmp_path):
     assert ("prefill", "resid_out") in failed(compared(tmp_path / "again", "rounded-again", "cpu"))
 
 
-def test_only_ties_may_round_both_ways():
+def test_only_ties_may_round_both_ways(tmp_path):
     """Those that float32 sums cross: the one that was seen, and few of the 17,024."""
-    recorded = Recorded.of(open_run(RECORDED / "rounded-again"))
+    recorded = Recorded.of(open_run(unpacked("rounded-again", tmp_path / "run")))
     tiny = open_checkpoint("tiny")
     place = Place("c0", "prefill", 0, 4, "resid_out")
     operation = prepare(recorded, Model(tiny.config, tiny.tensors.read_tensor), place, parts(recorded, place)[0])

@@ -19,9 +19,9 @@ from precaudit.numbers.arrays import rounder
 from precaudit.references.comparison.compare import CompareOptions
 from precaudit.references.mutations.attention import seeing
 from precaudit.references.mutations.exponentials import POLYNOMIALS, by_bits, by_polynomial, replace_exponential
-from precaudit.references.mutations.fitting import minimise, shortest
 from precaudit.references.mutations.forms import constant, evaluate_form, on_result, usual_form
 from precaudit.references.mutations.keys import unseen_key, valueless
+from precaudit.references.mutations.minimising import minimise, shortest
 from precaudit.references.mutations.normalisation import without_weight
 from precaudit.references.mutations.replay import operands_of, replay
 from precaudit.references.mutations.rotation import shift_positions

@@ -7,8 +7,15 @@ from precaudit.checks.lint.stored import callers
 from precaudit.checks.lint.view import CallView, formats_of, instruction_place
 from precaudit.interpreters.tpu.hlo import Instruction, Module
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
-         "collective-broadcast")  # fmt: skip
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 NARROW = ("bf16", "f16")
 SCATTERED = "all-reduce-scatter"  # libtpu's name of a computation that adds up over chips and keeps a part
 

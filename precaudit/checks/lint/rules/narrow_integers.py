@@ -12,8 +12,26 @@ from precaudit.checks.lint.view import CallView
 from precaudit.checks.lint.whole import Ranges
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-KEEPS = ("add", "sub", "mul", "max", "min", "rem", "neg", "abs", "floor", "ceil", "round", "reduce_max", "reduce_min",
-         "reduce_sum", "cumsum", "cummax", "clamp", "dynamic_update_slice")  # fmt: skip
+KEEPS = (
+    "add",
+    "sub",
+    "mul",
+    "max",
+    "min",
+    "rem",
+    "neg",
+    "abs",
+    "floor",
+    "ceil",
+    "round",
+    "reduce_max",
+    "reduce_min",
+    "reduce_sum",
+    "cumsum",
+    "cummax",
+    "clamp",
+    "dynamic_update_slice",
+)
 INDICES = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "scatter": 1, "scatter-add": 1}  # from here on
 
 
