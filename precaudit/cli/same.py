@@ -8,8 +8,8 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 
 
 @click.command()
-@click.argument("one", metavar="PROGRAM|RUN")
-@click.argument("other", metavar="PROGRAM|RUN|DUMP")
+@click.argument("one", metavar="PROGRAM|MODEL|RUN")
+@click.argument("other", metavar="PROGRAM|MODEL|RUN|DUMP")
 @click.option(
     "--rows",
     type=click.IntRange(0),
@@ -26,7 +26,8 @@ def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_j
     name are compared row by row: a decode's call t with row t of a full forward. If they are one formula, it says
     how far each is from FP64 as it ran; if not, at which point they first differ. Their code runs.
 
-    PROGRAM is FILE.py:NAME, or FILE.py:NAME@ENTRY. RUN is a watched run, whose command runs again. DUMP is a file or
+    PROGRAM is FILE.py:NAME, or FILE.py:NAME@ENTRY. MODEL is a checkpoint, named as in trace: the shipped decoder, whose
+    prefill reads the tokens of the other's calls. RUN is a watched run, whose command runs again. DUMP is a file or
     folder of .npz, .npy or .safetensors of the same case. Each tensor is looked for among the program's FP64 values, in
     any layout and under any name.
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from precaudit.diagnosis.sameness.records import SameFormula
 from precaudit.judging.judgement import Judgement
@@ -12,6 +12,7 @@ from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Verdict, counts
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.bits import Repeat
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
@@ -230,7 +231,9 @@ def _program(p: Program) -> Card:
     return Card(f"Program {name}", (*facts, ("outputs", str(p.outputs or "none is named"))))
 
 
-def _subject(s: "Subject") -> Card:
+@card_of.register
+def _model(model: ServedModel) -> Card:
+    s = cast("Subject", model)
     c = s.config
     facts = (("layers", str(c.layers)), ("parameters", f"{c.parameters / 1e6:,.1f} M"), ("device", str(s.device)))
     return Card(f"{s.checkpoint.name}, policy {s.policy.name}", facts)
@@ -276,14 +279,12 @@ def _register_others() -> None:
     from precaudit.checks.probing.probe import Probed
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.recording.tracing.subject import Subject
     from precaudit.references.comparison.between import Between
 
     cards: dict[type, Any] = {
         Between: _between,
         Diagnosis: _diagnosis,
         Diagnosed: _diagnosis_card,
-        Subject: _subject,
         Checked: _gradcheck_card,
         Probed: _probe_card,
     }

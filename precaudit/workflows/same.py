@@ -11,6 +11,7 @@ from precaudit.diagnosis.sameness.records import SameFormula, Sameness
 from precaudit.errors import UserError, nearest
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import MANIFEST
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
@@ -33,7 +34,8 @@ def same(
     """Return whether two programs are one formula: in FP64, and then what rounding does to each, or where they part.
 
     ``one``, ``other``: Programs, ``FILE.py:NAME``, or either with the entry point that is meant,
-    ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. Outputs of one name are compared with
+    ``FILE.py:NAME@decode``; or functions of ``inputs``, which return an array. One may be a model, as ``load`` takes it
+    or returned it: its prefill reads the tokens of the other's calls. Outputs of one name are compared with
     each other row by row, a call's after those of the call before. ``other`` may be a file or folder of tensors that
     another framework wrote of the same case, .npz or .safetensors: each is looked for among FP64 values of ``one``.
     Either may be a watched run, whose command is run again.
@@ -51,6 +53,9 @@ def same(
     from precaudit.diagnosis.sameness.compared import same_formula
     from precaudit.diagnosis.sameness.dumped import same_as_dump
 
+    said = [x.reference if isinstance(x, ServedModel) else x for x in (one, other)]
+    one, other = _opened_model(one), _opened_model(other)
+    one, other = _serving(one, other), _serving(other, one)
     loaded: dict[str, Program] = {}
     if _is_path(one) or _is_path(other):
         with progress_of(progress) as tell, tempfile.TemporaryDirectory() as folder:
@@ -61,9 +66,39 @@ def same(
                 return SameFormula((_same_as_run(paths[0], tensors, Path(folder)),))
             mine = _named(other if _is_path(one) else one, inputs, "the program", loaded)
             return SameFormula(same_as_dump(mine, tensors, cases, tell.advance))
-    both = [_named(x, inputs, at, loaded) for x, at in zip((one, other), ("the first", "the second"), strict=True)]
+    both = [
+        _named(x, inputs, Path(name).name if isinstance(name, str | Path) else f"the {at}", loaded)
+        for x, name, at in zip((one, other), said, ("first", "second"), strict=True)
+    ]
     with progress_of(progress) as tell:
         return SameFormula(same_formula(both[0], both[1], rows, cases, tell.advance))
+
+
+def _opened_model(x: Any) -> Any:
+    """Return a model that is named as ``load`` takes it, opened; anything else as it is."""
+    from precaudit.models.checkpoints import names_model
+
+    if not isinstance(x, str | Path) or is_reference(str(x).partition(ENTRY)[0]) or not names_model(str(x)):
+        return x
+    from precaudit.recording.tracing.subject import load
+
+    return load(str(x), device="cpu")
+
+
+def _serving(x: Any, other: Any) -> Any:
+    """Return a model's prefill of the tokens that a program beside it reads; what is no model as it is.
+
+    Raises UserError where the program does not say which of its inputs holds them.
+    """
+    if not isinstance(x, ServedModel):
+        return x
+    from precaudit.recording.programs.entries import token_ids
+    from precaudit.recording.programs.loading import load_program
+
+    program = load_program(other.partition(ENTRY)[0]) if isinstance(other, str) and not _is_path(other) else other
+    if not isinstance(program, Program):
+        return x.altered(then={})
+    return x.serving({case: token_ids(program, case) for case in program.cases}).altered(then={})
 
 
 def _is_path(x: Any) -> bool:

@@ -8,6 +8,7 @@ from precaudit.errors import UserError
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
@@ -56,9 +57,7 @@ LOADED = ("policy", "settings", "device", "parts", "allow", "mesh")  # what ``lo
 
 
 @overload
-def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[OfProgram]) -> Opened: ...
-@overload
-def trace(
+def trace(  # type: ignore[overload-overlap]  # a model is a Program whose run is a model's
     subject: "Subject | str",
     output: Path | str,
     prompts: "Prompts" = None,
@@ -67,6 +66,8 @@ def trace(
     progress: Telling = None,
     **how: Unpack[OfModel],
 ) -> "Run": ...
+@overload
+def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[OfProgram]) -> Opened: ...
 def trace(
     subject: Any,
     output: Path | str,
@@ -101,7 +102,8 @@ def trace(
 ) -> Any:
     """Run and record ``subject`` into the folder ``output``; return the run opened.
 
-    ``subject``: a name or path as ``load`` takes it, a Subject, or a Program. What is None is as it is by default.
+    ``subject``: a Program, as ``load`` returns one, too; or a name or path that
+    ``load`` takes. What is None is as it is by default.
 
     Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``phases`` (of a Program its
     entry points), ``positions`` (of a Program calls of one, one after another), ``prompt`` (ids of prompts, or cases),
@@ -116,8 +118,11 @@ def trace(
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
     keywords = given_keywords("trace", locals(), "subject", "output")
-    record = _trace_program if isinstance(subject, Program) else _trace_model
-    return record(subject, output, keywords)
+    if not isinstance(subject, str | Program):
+        raise UserError(f"trace: a Program, a model's name or its path, and not {type(subject).__name__}")
+    if isinstance(subject, str | ServedModel):
+        return _trace_model(subject, output, keywords)
+    return _trace_program(subject, output, keywords)
 
 
 def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:

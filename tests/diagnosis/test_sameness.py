@@ -1,6 +1,8 @@
 """Two programs of one formula, and of two: what others reported, as edits of an example, each beside its fix."""
 
 import re
+import shutil
+import sys
 from dataclasses import replace
 
 import jax
@@ -274,3 +276,37 @@ def test_programs_with_no_weight_and_no_input_in_common_are_not_known_to_be_two_
     (found,) = precaudit.same(program(0), program(1)).cases
     assert (found.answer, found.exit_code) == ("unknown", 3)
     assert "no weight and no input of one is among the other's" in found.says
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The example's parameters as the Llama that they are, beside its program, which says where its tokens are."""
+    module = sys.modules[load_program(str(EXAMPLES / "own_decoder.py:program")).call.__module__]
+    folder = tmp_path_factory.mktemp("model") / "own_decoder"
+    folder.mkdir()
+    shutil.copy(EXAMPLES / "own_decoder.json", folder.with_suffix(".json"))
+    module.write_checkpoint(folder)
+    return folder, replace(module.program, tokens=0)
+
+
+def test_a_model_is_a_program_that_reads_the_other_ones_tokens(checkpoint):
+    """Its prefill beside the example's decode, whose tokens it chooses; they part by float32 tables alone."""
+    folder, program = checkpoint
+    (found, other) = precaudit.same(program, folder).cases
+    assert (found.answer, other.answer) == ("same", "same")
+    assert {x.output: x.rows for x in found.outputs} == {"logits": 8}
+    assert found.programs[1] == folder.name
+
+
+def test_a_program_that_is_another_formula_than_its_model_is_told_where(checkpoint):
+    folder, program = checkpoint
+    late = replace(
+        program, call=lambda params, token, position, cache: program.call(params, token, position + 1, cache)
+    )
+    assert precaudit.same(folder, late).exit_code == 1
+
+
+def test_a_model_beside_a_program_whose_tokens_are_not_said(checkpoint):
+    folder, program = checkpoint
+    with pytest.raises(UserError, match=r"which input .* Program\(..., tokens=0\)"):
+        precaudit.same(replace(program, tokens=None), folder)

@@ -9,6 +9,7 @@ import pytest
 
 import precaudit
 from precaudit import gate
+from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.emulate import exactly
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores
 from precaudit.models.numpy_decoder.operators import ACTIVATIONS, AttentionRule, gelu_tanh
@@ -142,3 +143,19 @@ def test_entry_points_of_ours_see_what_the_models_run_does(tmp_path):
         # JAX writes numbers of the configuration, such as epsilon, in float32
         assert value(a.f64_gap) == pytest.approx(value(b.f64_gap), rel=1e-5)
     assert gate(opened).exit_code == 0
+
+
+def test_a_model_that_is_loaded_is_a_program(tmp_path):
+    """Prefill, decode and rescore of the shipped prompts, cut to one length; its weights are read when asked for."""
+    model = load("tiny", device="cpu")
+    assert isinstance(model, precaudit.Program)
+    assert not {"parameters", "served"} & vars(model).keys()
+    assert [model.entry, *model.then] == ["prefill", "decode", "rescore"]
+    assert len({len(x[0]) for x in model.cases.values()}) == 1
+    run = precaudit.trace(model.some(["s2_code"]), tmp_path / "run", positions="0", phases="prefill")
+    assert {p.name for p in run.record.points} >= {"q", "scores", "attn_out"}
+
+
+def test_what_is_neither_a_program_nor_named_is_refused(tmp_path):
+    with pytest.raises(UserError, match="trace: a Program, a model's name or its path, and not int"):
+        precaudit.trace(3, tmp_path / "run")

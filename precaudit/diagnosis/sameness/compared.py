@@ -84,7 +84,7 @@ def with_named_output(x: Named) -> Named:
             raise UserError(f"{x.name} cannot be traced: {error_text(error)}") from None
         if not hasattr(shape, "dtype"):
             raise UserError(f'{x.name} returns several results; name them: Program(..., outputs=("logits", "cache"))')
-        return replace(x, program=replace(x.program, outputs=UNNAMED))
+        return replace(x, program=x.program.altered(outputs=UNNAMED))
     raise UserError(f'{x.name} names no outputs: Entry(..., outputs=("logits", "cache"))')
 
 

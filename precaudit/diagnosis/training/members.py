@@ -1,7 +1,6 @@
 """A side of a training: its steps recorded, in FP64, and as correct makings of the same steps (JAX)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,11 +56,11 @@ def record_steps(reference: str, folder: Path, steps: int, like: Path | None, po
 
     ``like``: a run whose first state and batches this begins with, in formats of its own.
     """
-    program = replace(load_program(reference), steps=steps)
+    program = load_program(reference).altered(steps=steps)
     if program.then:
         raise UserError(f"{reference}: a training has one entry point; leave out then")
     if like is not None:
-        program = replace(program, cases=_same_beginning(program, open_program_run(like)))
+        program = program.altered(cases=_same_beginning(program, open_program_run(like)))
     return trace_program(program, folder, reference, True, "precaudit bisect --steps", asked=points)
 
 

@@ -86,6 +86,12 @@ class Checkpoint:
         return replace(self, config=msgspec.structs.replace(self.config, embed_scale=float(factor)))
 
 
+def names_model(name: str) -> bool:
+    """Whether a text names a model that is here: by its name, as a folder with config.json or as a GGUF file."""
+    path = Path(name).expanduser()
+    return name in NAMES or path.suffix == ".gguf" or (path / "config.json").is_file()
+
+
 def open_checkpoint(name: str, allowed: Collection[str] = ()) -> Checkpoint:
     """Open ``tiny``, ``smollm2``, a Hugging Face snapshot folder, a GGUF file or a hub id.
 

@@ -1,11 +1,11 @@
 """The entry points of a program, each as a program of its own, and the state that goes from one to the next (JAX)."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.wide import halve_widths
@@ -18,7 +18,7 @@ def entries_of(program: Program) -> tuple[Program, ...]:
 
     Raises UserError where ``begin`` does not make inputs of what the entry point before leaves.
     """
-    found = [replace(program, then={})]
+    found = [program.altered(then={})]
     for name, entry in program.then.items():
         found.append(_as_program(program, name, entry, _shapes(program, found[-1], name)))
     return tuple(found)
@@ -26,7 +26,7 @@ def entries_of(program: Program) -> tuple[Program, ...]:
 
 def with_values(program: Program) -> tuple[Program, ...]:
     """Return the same with the inputs of every case: each entry point is run, jitted, on what the last one leaves."""
-    found = [replace(program, then={})]
+    found = [program.altered(then={})]
     for name, entry in program.then.items():
         cases = {}
         for case in program.cases:
@@ -51,8 +51,7 @@ def _inputs(name: str, made: Any) -> tuple[Any, ...]:
 
 
 def _as_program(program: Program, name: str, entry: Entry, cases: Mapping[str, tuple[Any, ...]]) -> Program:
-    return replace(
-        program,
+    return program.altered(
         call=entry.call,
         cases=cases,
         steps=entry.steps,
@@ -76,7 +75,7 @@ def _shapes(program: Program, before: Program, name: str) -> dict[str, tuple[Any
     except Exception:  # the user's code: what it says is told where it is run
         case = next(iter(program.cases))
         until = {n: program.then[n] for n in every[: every.index(name) + 1]}
-        made = with_values(replace(program, cases={case: program.cases[case]}, then=until))[-1].cases[case]
+        made = with_values(program.altered(cases={case: program.cases[case]}, then=until))[-1].cases[case]
     return dict.fromkeys(program.cases, jax.tree.map(_shape, _inputs(name, made)))
 
 
@@ -85,14 +84,27 @@ def _shape(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _last(one: Program, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs and outputs of an entry point's last call; raises UserError where it does not run."""
+def calls_of(one: Program, inputs: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the inputs and outputs of an entry point's calls; raises UserError where it does not run."""
     run = jax.jit(one.call)
     for call in range(one.steps + 1):
         try:
             out = run(one.params, *inputs)
         except Exception as error:
             raise UserError(f"{one.entry}: the program does not run: {error_text(error)}") from None
+        yield inputs, out
         if call < one.steps:
             inputs = next_inputs(one, inputs, out)
-    return inputs, out
+
+
+def token_ids(program: Program, case: str) -> list[int]:
+    """Return the ids that the calls of a case read, in order; raises UserError where the program does not say which."""
+    if program.tokens is None:
+        raise UserError("which input of the program holds its token ids? say it: Program(..., tokens=0)")
+    read = (jax.tree.leaves(inputs)[program.tokens] for inputs, _ in calls_of(program, program.cases[case]))
+    return [int(x) for ids in read for x in np.asarray(ids).reshape(-1)]
+
+
+def _last(one: Program, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    *_, last = calls_of(one, inputs)
+    return last

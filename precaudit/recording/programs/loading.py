@@ -10,7 +10,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +40,7 @@ def load_program(reference: str) -> Program:
 
 def rename_points(program: Program, path: Path) -> Program:
     """Return a program with points under the names that a TOML file gives (``q = "query_proj"``); raises UserError."""
-    return replace(program, points={**(program.points or {}), **read_toml(path)})
+    return program.altered(points={**(program.points or {}), **read_toml(path)})
 
 
 def load_function(reference: str) -> Callable[..., Any]:

@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.program import Entry, Program
-from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.lengths import row_lengths
 
+if TYPE_CHECKING:
+    from precaudit.recording.tracing.subject import Subject
 
-def prefill_call(subject: Subject, cases: Mapping[str, Sequence[int] | Array]) -> Program:
+
+def prefill_call(subject: "Subject", cases: Mapping[str, Sequence[int] | Array]) -> Program:
     """Return prefill of token ids of one length, without padding: call(params, tokens [T]) → logits [T, V].
 
     Of cases [B, T] all are [B, …]. The program announces the subject's policy.
@@ -35,7 +37,7 @@ def prefill_call(subject: Subject, cases: Mapping[str, Sequence[int] | Array]) -
     )
 
 
-def decode_of(subject: Subject, cases: Mapping[str, Sequence[int] | Array]) -> Program:
+def decode_of(subject: "Subject", cases: Mapping[str, Sequence[int] | Array]) -> Program:
     """Return decode of given token ids from an empty cache: call(params, tokens, slot, ids, cache) → logits, cache.
 
     Tokens are one, or [B, 1] of cases [B, T]. The program announces the subject's policy.
@@ -64,7 +66,7 @@ def decode_of(subject: Subject, cases: Mapping[str, Sequence[int] | Array]) -> P
     return _announce_policy(subject, made)
 
 
-def served_of(subject: Subject, cases: Mapping[str, Sequence[int]], steps: int) -> Program:
+def served_of(subject: "Subject", cases: Mapping[str, Sequence[int]], steps: int) -> Program:
     """Return prefill of token ids [T] of one length, decode after it, greedy, and rescore of all tokens in one call.
 
     Decode begins with the last token of the prompt, at its position, from prefill's cache without that row: its first
@@ -113,5 +115,5 @@ def served_of(subject: Subject, cases: Mapping[str, Sequence[int]], steps: int) 
     return _announce_policy(subject, made)
 
 
-def _announce_policy(subject: Subject, program: Program) -> Program:
+def _announce_policy(subject: "Subject", program: Program) -> Program:
     return replace(program, policy=subject.policy, weights=subject.reference)

@@ -1,7 +1,7 @@
 """Which entry points and calls of a program are recorded, with which taps, before anything is run (JAX)."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -44,7 +44,7 @@ def longest_scan(program: Program, taps: Which | None = None) -> int:
 
 def points(program: Program, taps: Which | None = None, entry: str | None = None) -> tuple[ProgramPoint, ...]:
     """Return the points of an entry point (None: the first), in its order: its own, automatic ones, or both."""
-    every = _prepare(program if entry else replace(program, then={}), None, None, taps)
+    every = _prepare(program if entry else program.altered(then={}), None, None, taps)
     return next(points_of(made, None) for one, made in every if one.entry == (entry or program.entry))
 
 

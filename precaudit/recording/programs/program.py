@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -112,18 +112,22 @@ class Program(Brief):
         object.__setattr__(self, "cases", {name: halve_widths(inputs) for name, inputs in self.cases.items()})
         _check_inputs(self)
 
+    def altered(self, **fields_by_name: Any) -> "Program":
+        """Return a Program with other fields; of a model it holds what the model makes of them."""
+        return Program(**{f.name: getattr(self, f.name) for f in fields(Program)} | fields_by_name)
+
     def some(self, cases: Collection[str]) -> "Program":
         """Return the same of some cases; raises UserError for one that it does not have."""
         if unknown := [name for name in cases if name not in self.cases]:
             raise UserError(f"no case of the program is named {unknown[0]!r}{nearest(unknown[0], list(self.cases))}")
-        return replace(self, cases={name: x for name, x in self.cases.items() if name in cases})
+        return self.altered(cases={name: x for name, x in self.cases.items() if name in cases})
 
     def announcing(self, policy: str | Policy | None, settings: Mapping[str, str] | None = None) -> "Program":
         """Return the same that announces a policy (None: its own), keys of it replaced; raises UserError."""
         announced = self.policy if policy is None else load_policy(policy) if isinstance(policy, str) else policy
         if not isinstance(announced, Policy):
             raise UserError(f"the program announces no policy whose {', '.join(settings or {})} to set: give --policy")
-        return replace(self, policy=apply_settings(announced, dict(settings or {})))
+        return self.altered(policy=apply_settings(announced, dict(settings or {})))
 
     def inputs(self, leaves: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a call's inputs from their leaves, {number: array}, as a run holds them."""

@@ -1,4 +1,4 @@
-"""A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
+"""The Program that ships: the JAX decoder over a checkpoint under a policy."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,11 @@ from precaudit.models.jax_decoder.parts import check_parts
 from precaudit.models.jax_decoder.sharding import Layout, check_mesh
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.tracing.devices import every_device, platform_of
 from precaudit.recording.tracing.predicting import EmulatedTarget, target_of
-from precaudit.schema.brief import Brief
 from precaudit.schema.lengths import telling
 from precaudit.schema.meshes import ONE, MeshShape, parse_mesh
 from precaudit.schema.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
@@ -31,9 +31,11 @@ from precaudit.schema.policies import Policy, apply_settings, check_settings, de
 TABLES = 8  # of RoPE, kept on the device
 
 
-@dataclass(frozen=True, repr=False)
-class Subject(Brief):
-    """A model under a policy on a device. ``reference`` is the name or path it was opened by.
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class Subject(ServedModel):
+    """A model under a policy on a device: a Program whose entry points are prefill, decode and rescore.
+
+    ``policy``: what it computes in, and not only announces.
 
     ``remat``, ``raised``: the decoder's (``raised``: layers and their policy).
     ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
@@ -41,9 +43,8 @@ class Subject(Brief):
     ``layout``: where its arrays lie on those that are here.
     """
 
-    reference: str
+    policy: Policy = field()
     checkpoint: Checkpoint
-    policy: Policy
     parts: Parts
     device: Any
     remat: bool = False
@@ -187,4 +188,13 @@ def load(
     if (several := hosts_here().count) > 1 and not here:
         raise UserError(f"{several} processes run a model cut over all their devices: give --mesh data=N,model=N")
     layout = Layout.of(shape, checkpoint.config, devices) if here else None
-    return Subject(subject, checkpoint, chosen, made, found, predicted=target, mesh=shape, layout=layout)
+    return Subject(
+        policy=chosen,
+        reference=subject,
+        checkpoint=checkpoint,
+        parts=made,
+        device=found,
+        predicted=target,
+        mesh=shape,
+        layout=layout,
+    )
