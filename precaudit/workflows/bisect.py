@@ -1,6 +1,7 @@
 """Which change did it: trials between A, which passes a test, and B, which does not."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.tasks import Figures, Kind
     from precaudit.diagnosis.bisection.trials import Trials
 
-SINGLES = 24  # changes that are each tried alone; of more, halves are tried first
+SINGLES = 40  # changes that are each tried alone; of more, halves are tried first
 Find = Literal["cause", "cure", "first"]
 
 
@@ -126,10 +127,16 @@ def _search(request: BisectionRequest, trials: "Trials") -> "Bisection":
         answer = trials.run(state(some)).answer
         return None if answer == "unknown" else (answer == "bad") == (request.find == "cause")
 
+    def strength(some: "Changes") -> float | None:
+        """How far changes alone move the figure the way that the search is for."""
+        x = trials.run(state(some)).figures.get(request.criterion.name)
+        return None if x is None or not math.isfinite(float(x)) else float(x) * (1 if request.find == "cause" else -1)
+
     def ahead(sets: "Sequence[Changes]") -> None:
         trials.ahead([state(some) for some in sets])
 
-    return _bisection(request.find, trials, good, bad, smallest_sets(changes, ask, SINGLES, request.most, ahead))
+    found = smallest_sets(changes, ask, SINGLES, request.most, ahead, strength)
+    return _bisection(request.find, trials, good, bad, found)
 
 
 def _with_parting(found: "Bisection", trials: "Trials", source: Source) -> "Bisection":

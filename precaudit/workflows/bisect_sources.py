@@ -118,7 +118,7 @@ def _by_layers(
     _check_outside(criterion, given.points)
     bad = given.bad or "bf16"
     subject = load(given.subject, bad, device=given.device, allow=given.allow_field)
-    good = f"{bad}, every layer in float32"
+    good = f"{bad}, everything in float32"
     request = _request(given, criterion, good, bad, "cure", repr(subject.policy.settings()))
     how = _measuring(given, criterion, request.against, progress, cache, line)
     how.check(subject)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from precaudit.diagnosis.bisection.ddmin import ddmin, smallest_sets
+from precaudit.diagnosis.bisection.ddmin import ddmin, smallest_sets, strongest_first
 from precaudit.diagnosis.bisection.first import first_bad
 from precaudit.diagnosis.bisection.limits import judge_figures, parse_criterion
 from precaudit.errors import UserError
@@ -44,6 +44,50 @@ def test_all_changes_that_do_it_alone_are_told():
     found = smallest_sets(TWENTY, ask, singles=24, most=0)
     assert (found.sets, found.proof) == ((("key2",), ("key5",)), "smallest")
     assert len(asked) == 20
+
+
+def limited(weights, limit):
+    """Return a question that is answered by what changes add up to, what they add, and the list of what was asked."""
+    asked = []
+
+    def ask(some):
+        asked.append(some)
+        return sum(weights[c] for c in some) >= limit
+
+    return ask, lambda some: sum(weights[c] for c in some), asked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_strongest_that_reach_a_limit_are_found_with_few_questions(seed):
+    """Of effects that add up none of fewer changes reaches it, and no change of these is too many."""
+    draw = random.Random(seed)
+    weights = {c: draw.expovariate(1) for c in TWENTY}
+    limit = 0.8 * sum(weights.values())
+    ask, strength, asked = limited(weights, limit)
+    found = strongest_first(TWENTY, ask, strength)
+    assert sum(weights[c] for c in found) >= limit
+    assert all(sum(weights[c] for c in found) - weights[left] < limit for left in found)
+    fewest = next(n for n in range(21) if sum(sorted(weights.values())[20 - n :]) >= limit)
+    assert len(found) == fewest
+    assert len(asked) < 30
+
+
+def test_changes_whose_effect_is_no_number_are_halved():
+    ask, _, _ = limited(dict.fromkeys(TWENTY, 1), 3)
+    assert strongest_first(TWENTY, ask, lambda some: None if some == ("key4",) else 1.0) is None
+    assert len(smallest_sets(TWENTY, ask, singles=20, most=0).sets[0]) == 3
+
+
+def test_strong_changes_that_cancel_give_way_to_others():
+    """Two of the strongest undo each other: more are taken, and what is found has the effect."""
+    changes = ("a", "b", "c", "d")
+
+    def ask(some):
+        return ("c" in some and not {"a", "b"} <= set(some)) or set(some) == set(changes)
+
+    found = strongest_first(changes, ask, lambda some: {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}[some[0]])
+    assert ask(found)
+    assert not any(ask(tuple(x for x in found if x != left)) for left in found)
 
 
 def test_a_smaller_set_than_the_minimal_one_is_found_where_it_may_be_tried():

@@ -4,7 +4,7 @@
 them together have it, none of them has not. Nothing here says that more changes have what fewer have.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -12,6 +12,7 @@ from typing import Literal
 
 Changes = tuple[str, ...]
 Ask = Callable[[Changes], bool | None]
+Strength = Callable[[Changes], float | None]  # of the effect, as far as it is a number
 Ahead = Callable[[Sequence[Changes]], None]  # is told the sets that are asked for next, in order
 Proof = Literal["smallest", "1-minimal", "open"]
 
@@ -54,11 +55,38 @@ def ddmin(changes: Changes, ask: Ask, ahead: Ahead = tell_nobody) -> Changes:
     return changes
 
 
-def smallest_sets(changes: Changes, ask: Ask, singles: int, most: int, ahead: Ahead = tell_nobody) -> Smallest:
+def strongest_first(changes: Changes, ask: Ask, strength: Strength, ahead: Ahead = tell_nobody) -> Changes | None:
+    """Return a 1-minimal set of the changes that do most alone; None where that is no number for some.
+
+    The strongest are taken until they have the effect: how many is found by halving. Then each is
+    taken out, the weakest first, until none can be. What cannot be told is taken as without the effect.
+    """
+    each = {c: x for c in changes if (x := strength((c,))) is not None}
+    if len(each) < len(changes):
+        return None
+    ranked = sorted(changes, key=lambda c: -each[c])
+    low, high = 1, len(ranked)  # the strongest ``low`` have not the effect, ``high`` have it
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if ask(_in_order(changes, ranked[:middle])) else (middle, high)
+    found, weakest = _in_order(changes, ranked[:high]), ranked[high - 1 :: -1]
+    while True:
+        rests = [_without(found, (c,)) for c in weakest if c in found and len(found) > 1]
+        ahead(rests)
+        rest = _first(rests, ask)
+        if rest is None:
+            return found
+        found = rest
+
+
+def smallest_sets(
+    changes: Changes, ask: Ask, singles: int, most: int, ahead: Ahead = tell_nobody, strength: Strength = lambda _: None
+) -> Smallest:
     """Return smallest sets of changes that have the effect, or one that is only 1-minimal.
 
     Every change is tried alone where there are at most ``singles`` of them: all that have the effect alone are
-    returned. Else ``ddmin`` finds a set; smaller ones are tried as long as no more than ``most`` of them are new.
+    returned. Else ``strongest_first`` finds a set, or ``ddmin`` where the effect is no number; smaller ones are tried
+    as long as no more than ``most`` of them are new.
     """
     answers: dict[Changes, bool | None] = {}
 
@@ -72,7 +100,8 @@ def smallest_sets(changes: Changes, ask: Ask, singles: int, most: int, ahead: Ah
         alone = tuple((c,) for c in changes if remember((c,)))
         if alone:
             return Smallest(alone, "smallest")
-    found = ddmin(changes, remember, ahead)
+    found = strongest_first(changes, remember, strength, ahead) if len(changes) <= singles else None
+    found = ddmin(changes, remember, ahead) if found is None else found
     return _prove(changes, found, remember, answers, most, ahead)
 
 
@@ -107,6 +136,10 @@ def _split(changes: Changes, parts: int) -> Iterator[Changes]:
         end = begin + (len(changes) - begin) // (parts - i)
         yield changes[begin:end]
         begin = end
+
+
+def _in_order(changes: Changes, some: Collection[str]) -> Changes:
+    return tuple(c for c in changes if c in some)
 
 
 def _without(changes: Changes, part: Changes) -> Changes:

@@ -8,10 +8,12 @@ from precaudit.diagnosis.bisection.measuring import Measuring
 from precaudit.diagnosis.bisection.tasks import Figures, Kind
 from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
+from precaudit.numbers.formats import FORMATS
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.schema.policies import Policy, apply_settings
 
-ALL_LAYERS = "layers"
+BETWEEN = {"residual stream": "residual", "KV cache": "kv_cache"}  # what layers hand on, and its policy key
+HEAD = "final norm and logits"
 
 
 def differing_keys(good: Policy, bad: Policy) -> Changes:
@@ -62,7 +64,7 @@ class PolicyTrials:
 
 @dataclass
 class LayerTrials:
-    """Trials of one subject, of which some layers compute in float32: a change takes one of them back."""
+    """Trials of one subject, of which some layers, or parts outside them, are in float32: a change takes one back."""
 
     subject: Subject
     how: Measuring
@@ -77,12 +79,9 @@ class LayerTrials:
 
     @property
     def changes(self) -> Changes:
-        """The layers, by number."""
-        return tuple(f"layer {i}" for i in range(self.subject.config.layers))
-
-    def raised(self, changes: Changes) -> tuple[int, ...]:
-        """Return the layers that compute in float32 where these changes are made."""
-        return tuple(i for i, name in enumerate(self.changes) if name not in changes)
+        """What lies between layers and is narrow, the layers by number, and what comes after them."""
+        between = (name for name, key in BETWEEN.items() if not is_single(getattr(self.subject.policy, key)))
+        return *between, *(f"layer {i}" for i in range(self.subject.config.layers)), HEAD
 
     @property
     def kind(self) -> None:
@@ -90,7 +89,13 @@ class LayerTrials:
         return None
 
     def measure(self, changes: Changes, folder: Path) -> Figures:
-        """Return the figures of the subject with all layers in float32 but these."""
-        layers = self.raised(changes)
-        subject = self.subject.under(self.subject.policy, (layers, self.wide) if layers else None)
-        return self.how.measure(subject, folder)
+        """Return the figures of the subject with everything in float32 but these."""
+        raised, layers = [name for name in self.changes if name not in changes], self.subject.config.layers
+        at = tuple(i for i in range(layers) if f"layer {i}" in raised) + ((layers,) if HEAD in raised else ())
+        policy = apply_settings(self.subject.policy, {BETWEEN[name]: "float32" for name in raised if name in BETWEEN})
+        return self.how.measure(self.subject.under(policy, (at, self.wide) if at else None), folder)
+
+
+def is_single(name: str) -> bool:
+    """Whether a format keeps as much as float32; integers do not."""
+    return name in FORMATS and FORMATS[name].unit_roundoff <= FORMATS["float32"].unit_roundoff

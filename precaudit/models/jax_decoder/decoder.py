@@ -47,7 +47,8 @@ class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
     ``unroll``: write the scan over layers out as that many copies at a time. ``remat``: rematerialise
-    layers under a gradient. ``raised``: layers that compute in another arithmetic.
+    layers under a gradient. ``raised``: layers that compute in another arithmetic; the one after the last is the final
+    norm with the logits.
     """
 
     config: DecoderConfig
@@ -300,7 +301,15 @@ class Decoder:
             x = self._norm(x, w, f"{name}_norm")
         return tap(parts.rope(x, self._of(layer, step.cos), self._of(layer, step.sin), a), name)
 
+    @staticmethod
+    def _head(params: dict[str, Any]) -> list[tuple[str, Any]]:
+        return [(n, w) for n, w in params.items() if n in ("final_norm", "lm_head" if "lm_head" in params else "embed")]
+
     def _logits(self, params: dict[str, Any], x: jax.Array, logit_rows: jax.Array) -> jax.Array:
+        if self.raised is not None and self.config.layers in self.raised[0]:
+            wide = self.raised[1]
+            head = {n: w if isinstance(w, IntegerMatrix) else w.astype(wide.activations) for n, w in self._head(params)}
+            return replace(self, arithmetic=wide, raised=None)._logits(head, x, logit_rows)
         a, c, head = self.arithmetic, self.config, params.get("lm_head", params["embed"])
         with scope("final_norm"):
             h = tap(self._norm(x, params, "final_norm"), "final_norm")
