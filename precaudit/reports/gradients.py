@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from precaudit.checks.gradients import shipped
+from precaudit.checks.gradients.awkward import kind_of
 from precaudit.checks.gradients.case import KERNEL, REFERENCE, STRICT, ArrayFinding
 from precaudit.checks.gradients.check import Checked
 from precaudit.checks.gradients.shipped import Shipped
@@ -21,7 +22,7 @@ def gradient_report(c: Checked) -> Report:
     counts = ", ".join(f"{n:,} {status}" for status, n in c.counts.items())
     on = f"{len(c.cases):,} cases on {c.device}"
     sections = (
-        Section("How far from FP64", tables=(distance_table(c),)),
+        Section("How far from FP64", tables=_distances(c)),
         Section("What does not pass", tables=(failures(c),), only="pages"),
         Section("Every case", "Errors in roundings, or the verdict that is no pass.", (cases_table(c),), only="html"),
     )
@@ -67,6 +68,34 @@ def distance_table(c: Checked) -> Table:
         left=("array", "side", "format", "verdicts"),
         keys=2,
     )
+
+
+def _distances(c: Checked) -> tuple[Table, ...]:
+    """Return the table of arrays, and that of kinds of inputs where there are several."""
+    every = distance_table(c), inputs_table(c)
+    return every if len(every[1].rows) > 1 else every[:1]
+
+
+def inputs_table(c: Checked) -> Table:
+    """Return a row a kind of inputs, ordinary ones first: of each side the worst array's distance, and its verdicts."""
+    sides = [side for side in (KERNEL, STRICT, REFERENCE) if any(f.side == side for f in c.found)]
+    rows = []
+    for kind in dict.fromkeys(map(kind_of, c.cases)):
+        cases = {case for case in c.cases if kind_of(case) == kind}
+        mine = [[f for f in c.found if f.case in cases and f.side == side] for side in sides]
+        rows.append((kind, f"{len(cases):,}", *map(_summary, mine)))
+    title = "by kind of inputs (each side: roundings of its worst array, and its verdicts)"
+    return Table(title, ("inputs", "cases", *sides), tuple(rows), ("inputs", *sides))
+
+
+def _summary(found: Sequence[ArrayFinding]) -> str:
+    most = [f.distance.componentwise for f in found if f.distance is not None and f.verdict.status != "not run"]
+    return (f"{max(most):.3g}: " if most else "") + _told(found)
+
+
+def _told(found: Sequence[ArrayFinding]) -> str:
+    every = [f.verdict.status for f in found]
+    return ", ".join(f"{every.count(s)} {s}" for s in STATUSES if s in every)
 
 
 def cases_table(c: Checked) -> Table:
@@ -117,7 +146,7 @@ def _failure(f: ArrayFinding) -> tuple[str, ...]:
     place = (
         ("", "", "") if w is None else (str(list(w.index)), f"{value(w.candidate):.6g}", f"{value(w.reference):.6g}")
     )
-    return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, v.text
+    return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, f.cause or v.text
 
 
 def shipped_report(found: Sequence[Shipped]) -> Report:
@@ -132,8 +161,6 @@ def shipped_report(found: Sequence[Shipped]) -> Report:
 def _cells(found: list[ArrayFinding]) -> tuple[str, ...]:
     plain = [f.distance for f in found if " " not in f.case and f.distance is not None]
     formats = dict.fromkeys(f.record.dtype or "" for f in found if f.record.dtype)
-    every = [f.verdict.status for f in found]
-    told = ", ".join(f"{every.count(s)} {s}" for s in STATUSES if s in every)
     most = max((d.componentwise for d in plain), default=float("nan"))
     norm = max((d.normwise for d in plain), default=float("nan"))
-    return ", ".join(formats), f"{most:.3g}", f"{norm:.2g}", told
+    return ", ".join(formats), f"{most:.3g}", f"{norm:.2g}", _told(found)

@@ -45,9 +45,10 @@ def mistaken():
 def test_the_markdown_has_the_verdict_and_tables(honest, mistaken):
     text = as_markdown(honest)
     assert text.startswith("### precaudit gradcheck: `mine`\n\n✓ ")
-    (distances,) = tables(text)
+    distances, kinds = tables(text)
     assert [row[:2] for row in distances[1:]] == [[a, s] for a in ("out", "dx") for s in ("kernel", "reference")]
-    distances, wrong = tables(as_markdown(mistaken))
+    _, kinds, wrong = tables(as_markdown(mistaken))
+    assert kinds[1][0] == "ordinary"
     assert {row[2] for row in wrong[1:]} == {"kernel", "strict"}
     assert len(wrong) - 1 == min(SHOWN, sum(f.verdict.status != "pass" for f in mistaken.found))
     assert {row[3] for row in wrong[1:]} <= {"fail", "nonfinite"}
@@ -59,7 +60,7 @@ def test_a_long_table_says_what_it_leaves_out(mistaken):
     rows = len(failures(many).rows)
     assert rows > SHOWN
     assert f"… and {rows - SHOWN:,} more rows" in as_markdown(many)
-    assert len(tables(as_markdown(many))[1]) == 1 + SHOWN
+    assert len(tables(as_markdown(many))[2]) == 1 + SHOWN
 
 
 def test_the_page_is_whole_and_without_a_script(honest, mistaken):

@@ -11,12 +11,15 @@ from jax.typing import ArrayLike
 from precaudit.interpreters.jaxpr.keys import is_numbers
 
 LARGE, TINY, SUBNORMAL, PEAK = 2.0**4, 2.0**-20, 2.0**-140, 32.0
+HUGE = 2.0**40  # the largest element: squares stay in float32's range, fourth powers and exponentials leave it
+ORDINARY, CUT = "ordinary", "a size cut by one"
 
 
 def awkward(inputs: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], tuple[Any, ...]]]]:
     """Yield (what is done, what makes the inputs): one array changed at a time, then all cut to other sizes.
 
-    Floats: large, tiny, subnormal, constant, zero, with ties, one-hot, a NaN, a −∞ as masks have, column-major.
+    Floats: large, huge, tiny, subnormal, constant, zero, a row of zeros, with ties, one-hot, a NaN, a −∞ as masks have,
+    column-major.
     Integers and truth values: all the smallest, all the largest. Inputs that are no arrays of numbers stay.
     """
     for i, x in enumerate(inputs):
@@ -51,6 +54,27 @@ def _scale_by(factor: float) -> Callable[[Any], Any]:
     return lambda x: (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
 
 
+def _huge(x: ArrayLike) -> Any:
+    """Scale so that the largest element is HUGE, or a fourth of the largest number of a format that ends before."""
+    wide = x.astype(np.float32)
+    largest = float(np.max(np.abs(wide))) or 1.0
+    return (wide / largest * min(HUGE, float(jnp.finfo(x.dtype).max) / 4)).astype(x.dtype)
+
+
+def _zero_row(x: ArrayLike) -> Any:
+    made = x.copy()
+    made[len(made) // 2] = 0
+    return made
+
+
+def kind_of(case: str) -> str:
+    """Return what was done to the inputs of a case: a key of FLOATS or WHOLE, CUT, or ORDINARY."""
+    _, made, rest = case.partition("input ")
+    if made:
+        return rest.partition(" ")[2]
+    return CUT if case.partition("size ")[1] else ORDINARY
+
+
 def _fill_with(value: float) -> Callable[[Any], Any]:
     return lambda x: np.full(x.shape, value, x.dtype)
 
@@ -81,9 +105,11 @@ def _peaks(x: ArrayLike) -> Any:
 
 FLOATS: dict[str, Callable[[Any], Any]] = {
     "large": _scale_by(LARGE),
+    "huge": _huge,
     "tiny": _scale_by(TINY),
     "subnormal": _scale_by(SUBNORMAL),
     "zero": _fill_with(0.0),
+    "with a row of zeros": _zero_row,
     "constant": lambda x: np.full(x.shape, x.reshape(-1)[0], x.dtype),
     "with ties": _ties,
     "one-hot": _peaks,
@@ -91,7 +117,7 @@ FLOATS: dict[str, Callable[[Any], Any]] = {
     "with a −∞": _at(-np.inf),
     "column-major": np.asfortranarray,
 }
-AXES = {"one-hot": 1, "column-major": 2}  # that an array needs for it
+AXES = {"one-hot": 1, "column-major": 2, "with a row of zeros": 2}  # that an array needs for it
 WHOLE: dict[str, Callable[[Any], Any]] = {
     "all the smallest": lambda x: np.full(x.shape, x.min(), x.dtype),
     "all the largest": lambda x: np.full(x.shape, x.max(), x.dtype),

@@ -32,7 +32,8 @@ CONSTANT = 2.0**-8  # relative: what rounding a constant to bfloat16, read twice
 class ArrayFinding:
     """One array of one side in one case: its record, verdict, and distance from FP64.
 
-    ``declared``: it is no farther off than the reference's own formats explain.
+    ``declared``: it is no farther off than the reference's own formats explain. ``cause``: what explains an array that
+    does not pass, in words.
     """
 
     case: str
@@ -42,6 +43,7 @@ class ArrayFinding:
     verdict: Verdict
     distance: Distance | None = None
     declared: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,23 @@ class GradientCase:
     def _own_formulas(self) -> dict[str, list[Array]]:
         return {}
 
-    def declared_draws(self, side: str) -> list[list[Array]]:
+    def declared_draws(self, side: str, every: bool = False) -> list[list[Array]]:
         """Return realisations with the roundings that one side's equations declare, about the exact arrays.
 
-        What its formula differs by is no rounding, and is taken away; unless it holds constants that a narrow format
-        rounded, and differs by no more than these may. Raises CannotLift.
+        ``every``: those too that a compiler may leave out, and need not. What its formula differs by is no rounding,
+        and is taken away; unless it holds constants that a narrow format rounded, and differs by no more than these
+        may. Raises CannotLift.
         """
-        if side not in self._declared_by_side:
-            own, formula = self.own_formula(side), self.own[side]
+        if (side, every) not in self._declared_by_side:
+            own, formula = self.own_formula(side), self.own[side].strictly if every else self.own[side]
             if formula.constants():
                 own = [e if _near(o, e) else o for o, e in zip(own, self.exact, strict=True)]
             draws = formula.draws(self.cotangents, self.inputs, jax.default_backend(), declared=True)
-            self._declared_by_side[side] = [about(self.exact, d, own) for d in draws]
-        return self._declared_by_side[side]
+            self._declared_by_side[side, every] = [about(self.exact, d, own) for d in draws]
+        return self._declared_by_side[side, every]
 
     @cached_property
-    def _declared_by_side(self) -> dict[str, list[list[Array]]]:
+    def _declared_by_side(self) -> dict[tuple[str, bool], list[list[Array]]]:
         return {}
 
     def differing(self, again: Sequence[Array]) -> list[ArrayFinding]:

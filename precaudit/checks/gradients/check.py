@@ -98,7 +98,7 @@ def gradcheck(
     return Checked(
         name,
         tuple(done),
-        tuple(found),
+        tuple(map(conclusions.with_cause, found)),
         conclusions.every,
         tuple(notes),
         failing,

@@ -1,19 +1,14 @@
-"""A constant of a kernel's that stands for another of its reference's: the formula with that one exchanged is tried."""
+"""Constants of a kernel that may stand for others of its reference, and a formula with one exchanged."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from precaudit.checks.gradients.formula import Formula
 from precaudit.interpreters.jaxpr.jax_versions import source, walk_equations, with_bodies
-from precaudit.numbers.arrays import Array
-from precaudit.schema.metrics.sizes import norm, ratio
 
-LEFT = 0.1  # of the error: what may be left once the constant is exchanged
 TRIED = 8  # exchanges; each is compiled
 
 
@@ -24,38 +19,24 @@ class Constant(NamedTuple):
     line: str
 
 
-class Exchanged(NamedTuple):
-    """``mine`` stands where the reference has ``its``; ``left``: of the error, relative to the exact array's norm."""
+def constant_pairs(mine: Formula, its: Formula) -> list[tuple[Constant, Constant]]:
+    """Return (a constant of the function's alone, one of the reference's), those of the reference's alone first.
 
-    mine: Constant
-    its: Constant
-    left: float
-
-
-def find_exchange(
-    mine: Formula, its: Formula, cotangents: jax.Array, inputs: Sequence[Any], leaf: int, run: Array, exact: Array
-) -> Exchanged | None:
-    """Return the exchange of one constant in a formula that explains best what a function gives; None where none does.
-
-    ``mine``: of the function that gave ``run``, read for its constants alone; ``its``: the formula of ``exact``. A
-    constant that is left out is 0.
+    ``mine``: of the function that was run, read for its constants alone. A constant that is left out is 0.
     """
-    error, found = _off(run, exact), []
-    for a, b in list(_pairs(mine, its))[:TRIED]:
-        made = Formula(jex.ClosedJaxpr(_with(its.jaxpr.jaxpr, b.value, a.value), its.jaxpr.consts))
-        left = _off(run, made.exact(cotangents, inputs)[leaf])
-        if left <= LEFT * error:
-            found.append(Exchanged(a, b, left))
-    return min(found, key=lambda x: x.left, default=None)
-
-
-def _pairs(mine: Formula, its: Formula) -> Iterator[tuple[Constant, Constant]]:
-    """Yield (a constant of the function's alone, one of the reference's alone), nearest in size first."""
     ours, theirs = _constants(mine), _constants(its)
     ours_alone = [c for c in ours.values() if not any(_same(c.value, t) for t in theirs)]
     theirs_alone = [c for c in theirs.values() if not any(_same(o, c.value) for o in ours)]
-    every = [(a, b) for b in theirs_alone for a in [*ours_alone, Constant(0.0, "")]]
-    return iter(sorted(every, key=lambda p: abs(np.log(abs(p[0].value / p[1].value))) if p[0].value else np.inf))
+    shared = [c for c in theirs.values() if c not in theirs_alone]
+    first = [(a, b) for b in theirs_alone for a in [*ours_alone, Constant(0.0, "")]]
+    both_passes = [(a, b) for b in shared for a in ours_alone]  # right in one pass, and another in the other one
+    return [*sorted(first, key=_apart), *sorted(both_passes, key=_apart)][:TRIED]
+
+
+def _apart(pair: tuple[Constant, Constant]) -> float:
+    """Return how far two constants are from each other in size."""
+    mine, its = pair
+    return float(abs(np.log(abs(mine.value / its.value)))) if mine.value else np.inf
 
 
 def _constants(formula: Formula) -> dict[float, Constant]:
@@ -77,7 +58,7 @@ def _same(a: float, b: float) -> bool:
     return bool(np.isclose(a, b, rtol=2.0**-8, atol=0.0))
 
 
-def _with(jaxpr: jex.Jaxpr, old: float, new: float) -> Any:
+def with_constant(jaxpr: jex.Jaxpr, old: float, new: float) -> Any:
     """Return an open jaxpr with every literal of one value as another."""
 
     def other(v: jex.Var | jex.Literal) -> Any:
@@ -85,14 +66,6 @@ def _with(jaxpr: jex.Jaxpr, old: float, new: float) -> Any:
 
     made = []
     for e in jaxpr.eqns:
-        params = {n: with_bodies(x, lambda body: _with(body, old, new)) for n, x in e.params.items()}
+        params = {n: with_bodies(x, lambda body: with_constant(body, old, new)) for n, x in e.params.items()}
         made.append(e.replace(invars=[other(v) for v in e.invars], params=params))
     return jaxpr.replace(eqns=made)
-
-
-def _off(run: Array, exact: Array) -> float:
-    """Return how far an array is off, relative; infinite where one is not finite and the other is."""
-    finite = np.isfinite(run)
-    if not np.array_equal(finite, np.isfinite(exact)):
-        return np.inf
-    return ratio(norm(run[finite] - exact[finite]), norm(exact[finite]))

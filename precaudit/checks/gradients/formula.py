@@ -100,6 +100,11 @@ class Formula:
         return replace(self, strict=True)
 
     @cached_property
+    def remade(self) -> dict[Any, Any]:
+        """What was made of it with a mistake, by which: compiled once for all cases of its shapes."""
+        return {}
+
+    @cached_property
     def _exact(self) -> Callable[..., list[Any]]:
         return jax.jit(emulate_program(self.jaxpr, None), compiler_options=least_effort())
 
