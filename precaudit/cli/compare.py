@@ -19,6 +19,7 @@ from precaudit.cli._sketching import compare_sketched
 
 FILTERS = ("layers", "points", "phases", "prompt")
 OF_PROGRAM = ("program", "reference", "names", "config")
+WHO = ("jobs", "scheduler")  # computes
 # What is of no use, by what RUN is or an option asks for, and why.
 LEFT_OUT = {
     "runs": (
@@ -27,10 +28,10 @@ LEFT_OUT = {
     ),
     "pair": (
         "{run} and {against} are compared whole",
-        (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun"),
+        (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO),
     ),
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
-    "program": ("{run} is of a program", ("formula", "partial")),
+    "program": ("{run} is of a program", ("formula", "partial", *WHO)),
     "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
     "textbook": ("--model says what it is compared with", ("config", "reference")),
     "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
@@ -81,6 +82,19 @@ LEFT_OUT = {
 )
 @click.option("--family", metavar="NAME", help="The family, where config.json has no model_type.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes of this machine that compute FP64 and records; 1: threads.",
+)
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="The cluster that computes them, tcp://HOST:PORT of a dask scheduler; it is trusted ([cluster]).",
+)
 @click.option("--rerun", is_flag=True, help="For a watched run: run its command again to compare; its code runs.")
 @cache_option
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
@@ -105,6 +119,8 @@ def command(
     config: Path | None,
     family: str | None,
     partial: bool,
+    jobs: int,
+    scheduler: str | None,
     rerun: bool,
     no_cache: bool,
     every: bool,
@@ -135,7 +151,9 @@ def command(
             leave_out(context, names, why.format(run=run, against=against))
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
-    options = CompareOptions(accum=accums, model=model, partial=partial, formula=formula)
+    options = CompareOptions(
+        accum=accums, model=model, partial=partial, formula=formula, jobs=jobs, scheduler=scheduler
+    )
     filters, several = (layers, points, phases, prompt), every or verbose
     if against is None and runs_in(run):
         check("runs")

@@ -1,6 +1,7 @@
 """Two-level parallelism: Python threads over rows or blocks, one BLAS thread each (faster here than threaded BLAS)."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -17,7 +18,7 @@ from precaudit.numbers.arrays import Array
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
 INLINE = 1 << 15  # elements of a result below which handing its parts to threads does
-_inline = False
+_here = threading.local()  # of a thread that makes a piece for another process: as if it had how many cores
 
 
 @cache
@@ -35,10 +36,31 @@ def one_blas_thread() -> Iterator[None]:
         yield
 
 
-def alone() -> None:
-    """Have this process use no threads of its own: others beside it have the other cores. Rows are split as before."""
-    global _inline
-    _inline = True
+@cache
+def keep_one_blas_thread() -> None:
+    """Limit BLAS to one thread as long as this process lives: pieces are made in several threads of it at once."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1, user_api="blas")
+
+
+@contextmanager
+def alone(split_for: int) -> Iterator[None]:
+    """Have this thread use no others: what runs beside it has the other cores.
+
+    Rows are split as by a process of ``split_for`` cores, so that bits are that process's.
+    """
+    before = getattr(_here, "cores", None)
+    _here.cores = split_for
+    try:
+        yield
+    finally:
+        _here.cores = before
+
+
+def cores() -> int:
+    """Return for how many cores work is split here."""
+    return getattr(_here, "cores", None) or WORKERS
 
 
 def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements: int = INLINE) -> list[Any]:
@@ -48,7 +70,7 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements
     make together; few are made by the caller alone.
     """
     todo = list(jobs)
-    if len(todo) <= 1 or elements < INLINE or _inline:
+    if len(todo) <= 1 or elements < INLINE or getattr(_here, "cores", None):
         return [function(*job) for job in todo]
     state, left = np.geterr(), deque(range(len(todo)))
     made: list[Any] = [None] * len(todo)
@@ -78,9 +100,10 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements
 
 def row_ranges(n: int, width: int) -> list[tuple[int, int]]:
     """Split n rows of ``width`` elements into one range per worker, or a single one when there are few."""
-    if n * width < SMALL or WORKERS == 1:
+    count = cores()
+    if n * width < SMALL or count == 1:
         return [(0, n)]
-    return list(pairwise(n * i // WORKERS for i in range(WORKERS + 1)))
+    return list(pairwise(n * i // count for i in range(count + 1)))
 
 
 def to_float64(*arrays: Array) -> list[Array]:

@@ -87,6 +87,8 @@ class Looking(TypedDict, total=False):
     model: str | None
     partial: bool | None
     fresh: bool | None
+    jobs: int | None
+    scheduler: str | None
     cache: Path | None
     program: "Program | str | None"
     progress: Telling

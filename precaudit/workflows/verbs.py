@@ -207,6 +207,8 @@ def compare(
     policy: "Policy | str | None" = None,
     partial: bool | None = None,
     fresh: bool | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
     cache: Path | None = None,
     program: "Program | str | None" = None,
     reference: "OwnReference | Names | None" = None,
@@ -218,9 +220,10 @@ def compare(
     ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
     it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
     ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
-    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference`` or ``model``,
-    ``accum``; ``layers``, ``points``, ``phases`` (entry points) ``prompt`` (cases): a part. ``progress=True``: a bar.
-    Of an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it computes in.
+    ``partial``, ``fresh``, ``cache``, ``jobs`` (processes), ``scheduler`` (a cluster's) or ``options=``; ``subject``.
+    Of a Program's run: ``reference`` or ``model``, ``accum``; ``layers``, ``points``, ``phases`` (entry points)
+    ``prompt`` (cases): a part. ``progress=True``: a bar. Of an imported dump: another run, or ``model``, whose FP64 it
+    is compared with, and ``policy``, what it computes in.
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
     keywords = given_keywords("compare", locals(), "run", "against")
@@ -309,6 +312,8 @@ def diagnose(
     model: str | None = None,
     partial: bool | None = None,
     fresh: bool | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
     cache: Path | None = None,
     program: "Program | str | None" = None,
     progress: Telling = None,

@@ -22,7 +22,7 @@ from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.cache import References
 from precaudit.references.comparison.compare import CompareOptions, compare
-from precaudit.references.textbook import forward
+from precaudit.references.textbook import pieces
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.lines import encode
 from precaudit.schema.selection import Selection
@@ -275,13 +275,13 @@ def test_references_are_read_without_parsing_python(tmp_path, monkeypatch):
 def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     made = recorded(tmp_path, (TEXT, "import os", TEXT, TEXT))
     sequences = []
-    real = forward.forward
+    real = pieces.forward
 
     def counted(model, given, *rest, **more):
         sequences.append(len(given))
         return real(model, given, *rest, **more)
 
-    for module in ("forward", "pooled"):
+    for module in ("pieces", "pooled"):
         monkeypatch.setattr(f"precaudit.references.textbook.{module}.forward", counted)
     found = compare(made, options=CompareOptions(cache=tmp_path / "cache"))
     assert set(sequences) == {2}

@@ -16,6 +16,7 @@ ROOMS = [room["name"] for room in tomllib.loads((ROOT / "docs" / "rooms.toml").r
 BELOW = {"errors", "writing", "caching", "progress"}  # at the root, for every room
 JAX = ("interpreters/", "models/jax_decoder/", "recording/", "references/", "diagnosis/", "checks/")
 HEAVY = {
+    "distributed": ("numbers/cluster.py",),
     "jax": JAX,
     "pandas": ("schema/frames.py", "reports/"),
     "rich": ("reports/", "cli/"),

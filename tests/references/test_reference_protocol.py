@@ -76,7 +76,7 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
     recorded = Recorded.of(run)
     checkpoint = open_checkpoint("tiny").with_weights(run.record.policy["weights"])
     selected = resolve_selection(recorded, None, ())
-    book = Textbook.of(recorded, selected, checkpoint, tmp_path / "cache", silent)
+    book = Textbook.of(recorded, selected, checkpoint, tmp_path / "cache")
     program = prefill_call(subject, {"a": np.asarray(TOKENS)})
     opened = trace_program(program, tmp_path / "program")
     own = Traced(*traced_entries(opened, program)[0], silent, kept=True)
@@ -91,7 +91,7 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
 def test_without_weights_the_textbook_s_forward_is_unknown(tmp_path):
     run = precaudit.trace("tiny", tmp_path / "run", [Prompt(id="a", tokens=TOKENS)], Selection(points=("q",)))
     recorded = Recorded.of(run)
-    book = Textbook.of(recorded, resolve_selection(recorded, None, ()), None, tmp_path / "cache", silent)
+    book = Textbook.of(recorded, resolve_selection(recorded, None, ()), None, tmp_path / "cache")
     place = Place("a", "prefill", 0, 1, "q")
     assert book.values(place) is None
     assert [e.unknown for e in book.forward(place)] == ["weights"]

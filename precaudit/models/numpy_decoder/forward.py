@@ -17,10 +17,11 @@ from precaudit.models.numpy_decoder.operations import operations
 from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array
-from precaudit.numbers.threads import WORKERS, each, one_blas_thread, row_ranges
+from precaudit.numbers.threads import WORKERS, cores, each, one_blas_thread, row_ranges
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present, row_shapes
 
 Emit = Callable[[int, int | None, str, Array], None]
+TOGETHER = 256  # rows for each core, that go through a matrix together
 SHARE = 0.7  # of the rate of one large product, that the whole model reaches (benchmarks/main_job.py measures it)
 
 
@@ -58,32 +59,76 @@ def forward(
     Values are FP64, [rows of the sequence, …] as in docs/files.md (scores, probs: [H, T, S]; logits: the wanted
     rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
     were turned (schema/lengths.py; None: each as long as it is). ``earlier``: for each sequence, what came before
-    its first row (None: nothing). An emitted array is the caller's. Rows of all sequences go through each matrix
-    together, and a layer's tensors are widened once for all roundings.
+    its first row (None: nothing). An emitted array is the caller's. Rows of many sequences go through each matrix
+    together, and a layer's tensors are widened once for all roundings and sequences.
     """
-    sizes = [len(s) for s in sequences]
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-    spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
-    before = [FIRST] * len(sequences) if earlier is None else earlier
-    positions = np.concatenate([e.start + e.turned + np.arange(n) for e, n in zip(before, sizes, strict=True)])
-    turned = np.concatenate(lengths if lengths is not None else [np.full(n, n) for n in sizes])
-    embedded = model.embed(np.concatenate(sequences))
-    states = [r.residual(embedded) for r in roundings]
+    batches = _batches(sequences, lengths, earlier)
+    embedded = [model.embed(np.concatenate(sequences[b.first : b.first + len(b.spans)])) for b in batches]
+    states = [[r.residual(x) for x in embedded] for r in roundings]
     with one_blas_thread():
         for layer in range(model.config.layers):
             model.warm(layer)
             points = set(wanted.points) if wanted.layers is None or layer in wanted.layers else set()
-
-            def at_layer(i: int, point: str, values: Array, layer: int = layer) -> None:
-                emit(i, layer, point, values)
-
             for n, rounding in enumerate(roundings):
-                cached = None if decoding is None else (decoding.first, decoding.roundings[n])
-                here = model.context(layer, positions, rounding, turned)
-                states[n] = _layer(here, states[n], spans, points, at_layer, cached, before)
+                for k, batch in enumerate(batches):
+
+                    def at_layer(i: int, point: str, values: Array, first: int = batch.first, at: int = layer) -> None:
+                        emit(first + i, at, point, values)
+
+                    cached = None if decoding is None else (decoding.first[batch.first :], decoding.roundings[n])
+                    here = model.context(layer, batch.positions, rounding, batch.turned)
+                    states[n][k] = _layer(here, states[n][k], batch.spans, points, at_layer, cached, batch.earlier)
             progress(layer)
-        for x, rounding in zip(states, roundings, strict=True):
-            _outside(model, positions, x, spans, rounding, wanted, emit)
+        for made, rounding in zip(states, roundings, strict=True):
+            for x, batch in zip(made, batches, strict=True):
+                _outside(model, batch, x, rounding, wanted, emit)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences, from number ``first`` on, whose rows go through each matrix together.
+
+    ``spans``: the rows of each; ``positions``, ``turned`` [T]: of every row, and how long its sequence was when it was
+    turned; ``earlier``: what came before each.
+    """
+
+    first: int
+    spans: list[slice]
+    positions: Array
+    turned: Array
+    earlier: Sequence[Earlier]
+
+
+def divide_sequences(sizes: Sequence[int]) -> list[range]:
+    """Return which sequences of so many rows go through a matrix together, in their order.
+
+    It depends on nothing but the rows and for how many cores work is split: neither do bits.
+    """
+    found, first, rows = [], 0, 0
+    for i, n in enumerate(sizes):
+        if rows and rows + n > TOGETHER * cores():
+            found.append(range(first, i))
+            first, rows = i, 0
+        rows += n
+    return [*found, range(first, len(sizes))] if sizes else []
+
+
+def _batches(
+    sequences: Sequence[Array], lengths: Sequence[Array] | None, earlier: Sequence[Earlier] | None
+) -> list[Batch]:
+    """Return the batches of sequences."""
+    sizes = [len(s) for s in sequences]
+    before = [FIRST] * len(sequences) if earlier is None else earlier
+    positions = [e.start + e.turned + np.arange(n) for e, n in zip(before, sizes, strict=True)]
+    turned = lengths if lengths is not None else [np.full(n, n) for n in sizes]
+    found = []
+    for some in divide_sequences(sizes):
+        mine = slice(some.start, some.stop)
+        edges = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(int)
+        spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
+        rows = np.concatenate(positions[mine]), np.concatenate(turned[mine])
+        found.append(Batch(some.start, spans, *rows, before[mine]))
+    return found
 
 
 def seconds_for(config: DecoderConfig, tokens: int) -> float:
@@ -176,19 +221,16 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
     each(rows, row_ranges(n, context.config.width))
 
 
-def _outside(
-    model: Model, positions: Array, x: Array, spans: list[slice], rounding: Rounding, wanted: Wanted, emit: Emit
-) -> None:
-    context = model.context(None, positions, rounding)
+def _outside(model: Model, batch: Batch, x: Array, rounding: Rounding, wanted: Wanted, emit: Emit) -> None:
+    context = model.context(None, batch.positions, rounding)
     (normed,) = POINTS[LOGITS].inputs
     h = operations(model.config)[normed](context, x)
     if normed in wanted.points:
-        for i, span in enumerate(spans):
+        for i, span in enumerate(batch.spans, batch.first):
             emit(i, None, normed, h[span])
     if LOGITS in wanted.points:
-        rows = np.concatenate(
-            [span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)]
-        )
+        asked = wanted.logit_rows[batch.first : batch.first + len(batch.spans)]
+        rows = np.concatenate([span.start + np.asarray(r, int) for span, r in zip(batch.spans, asked, strict=True)])
         logits = model.logits(h[rows], [rounding])[0]
-        edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
-        each(emit, [(i, None, LOGITS, logits[edges[i] : edges[i + 1]]) for i in range(len(spans))])
+        edges = np.cumsum([0, *(len(r) for r in asked)])
+        each(emit, [(batch.first + i, None, LOGITS, logits[a:b]) for i, (a, b) in enumerate(pairwise(edges))])

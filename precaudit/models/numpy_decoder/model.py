@@ -12,7 +12,7 @@ from precaudit.models.numpy_decoder.operators import AttentionRule, attend, scal
 from precaudit.models.numpy_decoder.passes import Dot
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import Array, identity, release, widen
-from precaudit.numbers.threads import INLINE, WORKERS, each, row_ranges, to_float64
+from precaudit.numbers.threads import INLINE, cores, each, row_ranges, to_float64
 from precaudit.schema.lengths import telling
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
@@ -33,6 +33,10 @@ class Model:
     read: Callable[[str], Array]
     _layer: int | None = None
     _held: dict[str, Array] = field(default_factory=dict)
+
+    def __reduce__(self) -> "tuple[type[Model], tuple[DecoderConfig, Callable[[str], Array]]]":
+        """Another process reads tensors itself."""
+        return type(self), (self.config, self.read)
 
     def context(self, layer: int | None, positions: Array, rounding: Rounding, lengths: Array | None = None) -> Context:
         """Return the context of a layer's operations (None: those outside layers) on rows of sequences.
@@ -173,7 +177,7 @@ def attend_variants(
     shared = [[h] for h in every]
     if inner is attend and len(q) * len(every) * len(k) < INLINE:
         shared = [list(every)]
-    elif inner is attend and len(blocks) * k.shape[1] >= JOBS * WORKERS:
+    elif inner is attend and len(blocks) * k.shape[1] >= JOBS * cores():
         shared = [list(every[i : i + group]) for i in every[::group]]
     jobs = [(*rows, heads) for rows in blocks for heads in shared]
     each(block, jobs[::-1], len(q) * len(every) * len(k))

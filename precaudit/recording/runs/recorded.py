@@ -88,12 +88,13 @@ class Recorded:
         return cls(run, index, misfits, config, hashed, summed)
 
     def of_prompts(self, prompts: Collection[str]) -> "Recorded":
-        """Return the tensors of some prompts, with no file open."""
+        """Return the tensors of some prompts, with no file open, wherever a process stands that reads them."""
 
         def own(of: dict[Place, T]) -> dict[Place, T]:
             return {place: x for place, x in of.items() if place.prompt in prompts}
 
-        run = replace(self.run, points=[p for p in self.run.points if p.prompt in prompts], _files={}, _mapped=set())
+        points = [p for p in self.run.points if p.prompt in prompts]
+        run = replace(self.run, folder=self.run.folder.absolute(), points=points, _files={}, _mapped=set())
         index, misfits, hashed, summed = own(self.index), own(self.misfits), own(self.hashed), own(self.summed)
         return replace(self, run=run, index=index, misfits=misfits, hashed=hashed, summed=summed)
 

@@ -13,6 +13,7 @@ import numpy as np
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_source
+from precaudit.numbers.executors import executor
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
@@ -35,6 +36,7 @@ from precaudit.references.comparison.selected import (
 from precaudit.references.comparison.shares import layer_errors, open_weights
 from precaudit.references.comparison.weight_rounding import weight_errors
 from precaudit.references.textbook.formula import recorded_program
+from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook, shadow_records
 from precaudit.schema.coverage import config_of, expected_tensors, formula_keys
 from precaudit.schema.filed import Filed
@@ -54,14 +56,17 @@ DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
 class CompareOptions:
     """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
 
-    ``partial``: open a run that was cut off; ``fresh``: compute again what is there; ``formula``: compare the program's
-    FP64 shadow with the reference too (needs JAX). ``held``: whether records against another run are in memory, or stay
-    in their file (precaudit/schema/filed.py).
+    ``jobs``: processes of this machine that make its pieces, or ``scheduler``: the address of a cluster's (extra
+    ``[cluster]``); without either, threads. ``partial``: open a run that was cut off; ``fresh``: compute again what is
+    there; ``formula``: compare the program's FP64 shadow with the reference too (needs JAX). ``held``: whether records
+    against another run are in memory, or stay in their file (precaudit/schema/filed.py).
     """
 
     accum: tuple[str, ...] = DEFAULT_ACCUM
     model: str | None = None
     partial: bool = False
+    jobs: int = 1
+    scheduler: str | None = None
     cache: Path = field(default_factory=lambda: cache_folder("references"))
     fresh: bool = False
     formula: bool = False
@@ -160,10 +165,13 @@ def _compute(
     options: CompareOptions,
     tell: Advance,
 ) -> ComparedRecords:
-    book = Textbook.of(recorded, selected, checkpoint, options.cache, tell)
     errors = list(_missing(recorded, selected))
-    errors += layer_errors(book, selected, None if checkpoint is None else _source(recorded.run, options), tell)
-    if book.summed_as(errors, tell):
+    with executor(options.jobs, options.scheduler) as made:
+        execution = Execution(made, tell)
+        book = Textbook.of(recorded, selected, checkpoint, options.cache, execution)
+        errors += layer_errors(book, selected, execution)
+        summed = book.summed_as(errors, execution)
+    if summed:
         errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
     if checkpoint is not None:
         errors += weight_errors(checkpoint, selected.layers)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from precaudit.caching import prune
-from precaudit.models.numpy_decoder.forward import Wanted, forward, seconds_for
+from precaudit.errors import UserError
+from precaudit.models.numpy_decoder.forward import Wanted, seconds_for
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.rounding import FP64, single_precision_dot
 from precaudit.numbers.arrays import Array, widen
-from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.textbook.pooled import emulate, layers_told
+from precaudit.references.textbook.pieces import ExactPieces, Execution, divide_forward, keep_exact
+from precaudit.references.textbook.pooled import emulate
 from precaudit.references.textbook.whole import Sequenced, Whole, sequence_of
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import telling
@@ -36,7 +36,7 @@ def reference_values(
     policy: Policy,
     selected: Selected,
     root: Path,
-    tell: Advance,
+    execution: Execution,
 ) -> Whole:
     """Compute, or find in the cache, FP64 values of a selection's prompts, and emulate the policy over the whole model.
 
@@ -59,27 +59,34 @@ def reference_values(
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
     absent = [s for s in whole.distinct if any(whole.of(s, at, name) is None for at, name in names)]
 
-    def save(i: int, layer: int | None, point: str, values: Array) -> None:
-        whole.places[absent[i]].save(layer, point, rows[absent[i].prompt], values)
-
     def want(chosen: list[Sequenced]) -> Wanted:
         return Wanted(set(wanted), set(layers), [rows[s.prompt] for s in chosen])
 
-    n = exact.config.layers
     if absent:
-        sequences, turned = [np.asarray(s.tokens) for s in absent], [s.lengths for s in absent]
-        fed = sum(map(len, sequences))
+        fed = sum(len(s.tokens) for s in absent)
         seconds = seconds_for(exact.config, 1000)
         takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
-        forward(exact, sequences, [FP64], want(absent), save, layers_told(tell, what, n), lengths=turned)
+        shared = ExactPieces(exact, absent, want(absent), {s: whole.places[s] for s in absent}, what)
+        _keep(whole, shared, execution)
     for place in whole.places.values():
         place.touch()
 
     whole.wanted = want(whole.distinct)
-    emulate(whole, model, recorded, policy, single_precision_dot, tell)
+    emulate(whole, model, recorded, policy, None, execution)
     prune(root, {p.folder for p in whole.places.values()})
     return whole
+
+
+def _keep(whole: Whole, shared: ExactPieces, execution: Execution) -> None:
+    """Have FP64 of sequences made and kept; raises UserError where who made it keeps it elsewhere than is read here."""
+    executor = execution.executor
+    pieces = divide_forward(shared.sequences, executor.slots)
+    made = executor.map(keep_exact, shared, pieces, execution.tell, shared.what)
+    for sequence, place in zip(shared.sequences, (p for places in made for p in places), strict=True):
+        whole.places[sequence] = place
+        if whole.of(sequence, None, LOGITS) is None:
+            raise UserError(f"{place.folder}: workers keep FP64 elsewhere; all of them need one PRECAUDIT_CACHE")
 
 
 def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[ErrorRecord]:

@@ -1,27 +1,26 @@
 """The textbook as the reference of a run: its FP64 forward, its operations, and what its policy's rounding makes."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precaudit.models.checkpoints import Checkpoint
+from precaudit.models.checkpoints.readers import WeightReader
 from precaudit.models.configs import with_window
-from precaudit.models.numpy_decoder.honest import honest_forms
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
-from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.references.textbook.forward import forward_errors, reference_values
 from precaudit.references.textbook.handover import handover_errors
 from precaudit.references.textbook.local import LocalEmulations, local_errors
-from precaudit.references.textbook.pooled import emulate
+from precaudit.references.textbook.pieces import HERE, Execution
+from precaudit.references.textbook.pooled import emulate, named_sums
 from precaudit.references.textbook.sums import sum_errors
 from precaudit.references.textbook.whole import Whole
-from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, held_weights, recorded_policy
+from precaudit.schema.policies import Policy, declared_policy, held_weights, recorded_policy
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -43,28 +42,28 @@ class Textbook:
 
     @classmethod
     def of(
-        cls, recorded: Recorded, selected: Selected, checkpoint: Checkpoint | None, cache: Path, tell: Advance
+        cls,
+        recorded: Recorded,
+        selected: Selected,
+        checkpoint: Checkpoint | None,
+        cache: Path,
+        execution: Execution = HERE,
     ) -> "Textbook":
         """Compute, or find in the cache, all that a selection needs of the whole model."""
         record = recorded.run.record
         policy = recorded_policy(record)
-        read = checkpoint.tensors.read_tensor if checkpoint is not None else _no_weights
-        model = Model(with_window(recorded.config, policy), read)
+        model = Model(with_window(recorded.config, policy), _no_weights)
         whole = None
         if checkpoint is not None:
+            model.read = WeightReader.of(checkpoint, declared_policy(record), record.model.sha256)
             weights = f"{record.model.sha256}:{held_weights(policy)}"
-            whole = reference_values(recorded, model, weights, policy, selected, cache, tell)
+            whole = reference_values(recorded, model, weights, policy, selected, cache.absolute(), execution)
         return cls(recorded, model, policy, LocalEmulations(policy, selected.accum), whole)
 
     def of_prompts(self, prompts: Collection[str]) -> "Textbook":
-        """Return what is needed of some prompts, for another process: it reads no tensors and has nothing open."""
-        model, whole = Model(self.model.config, _no_weights), self.whole
-        kept = None if whole is None else whole.of_prompts(prompts)
-        return replace(self, recorded=self.recorded.of_prompts(prompts), model=model, whole=kept)
-
-    def reading(self, checkpoint: Checkpoint) -> "Textbook":
-        """Return the same that reads a model's tensors."""
-        return replace(self, model=Model(self.model.config, checkpoint.tensors.read_tensor))
+        """Return what is needed of some prompts, for other processes: it has nothing open."""
+        kept = None if self.whole is None else self.whole.of_prompts(prompts)
+        return replace(self, recorded=self.recorded.of_prompts(prompts), whole=kept)
 
     def warm(self, layer: int | None) -> None:
         """Read a layer's weights before its operations ask for them, one by one."""
@@ -100,12 +99,12 @@ class Textbook:
         """
         yield from sum_errors(self.recorded, self.model, self.whole is not None, self.policy, prompt, phase, layer)
 
-    def summed_as(self, errors: Iterable[ErrorRecord], tell: Advance) -> bool:
+    def summed_as(self, errors: Iterable[ErrorRecord], execution: Execution) -> bool:
         """Emulate the policy again with the sums by which local records close; whether there are such."""
-        dot = _sums(errors)
-        if dot is None or self.whole is None:
+        sums = _sums(errors)
+        if sums is None or self.whole is None:
             return False
-        emulate(self.whole, self.model, self.recorded, self.policy, dot, tell)
+        emulate(self.whole, self.model, self.recorded, self.policy, sums, execution)
         return True
 
 
@@ -118,11 +117,11 @@ def shadow_records(
     return list(formula_errors(recorded, model, selected.prompts, program_on, selected.phases))
 
 
-def _sums(errors: Iterable[ErrorRecord]) -> Callable[[Array, Array], Array] | None:
-    """Return the sums of another honest form by which local records close, the one of most; None without any."""
-    dots = {f.name: f.dot for f in honest_forms(POINTS[LOGITS], "float32") if f.dot is not None}
-    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in dots)
-    return dots[used.most_common(1)[0][0]] if used else None
+def _sums(errors: Iterable[ErrorRecord]) -> str | None:
+    """Return the name of another honest form's sums by which local records close, that of most; None without any."""
+    known = named_sums()
+    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in known)
+    return used.most_common(1)[0][0] if used else None
 
 
 def _no_weights(name: str) -> Array:

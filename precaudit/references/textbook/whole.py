@@ -105,6 +105,10 @@ class Whole:
             sigma=self.sigma,
         )
 
+    def for_members(self) -> "Whole":
+        """Return what draws of the emulated policy are compared with, and nothing that is open."""
+        return Whole(self.places, self.rows, self.vocab, self.alike, wanted=self.wanted, meant=self.meant)
+
     @property
     def notes(self) -> list[str]:
         """What a reader should know of the cache."""

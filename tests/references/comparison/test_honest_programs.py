@@ -1,12 +1,10 @@
 """Honest programs pass: other ways to write an operation, devices, traits of large models; and their faults do not."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from msgspec.structs import replace as replace_record
 
 from exams import calibrate
 from exams.rewrites import ATTENTIONS, DEVICES, unnormalised
@@ -32,7 +30,7 @@ from precaudit.references.comparison.compare import compare
 from precaudit.references.textbook.alternatives import consistent
 from precaudit.references.textbook.closing import honest
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.references.textbook.pooled import LogitsPool
+from precaudit.references.textbook.pooled import sampled_rows
 from precaudit.schema.limits import Limit, default_limits, quantile
 from precaudit.schema.metrics.logits import expected_kl, kl, log_softmax
 from precaudit.schema.metrics.residue import Noise, Sums, excesses, gain_and_mean
@@ -386,10 +384,8 @@ def test_expected_kl_of_a_row_that_is_nearly_one_token(gap):
 @pytest.mark.parametrize(("vocab", "prompts", "rows"), [(512, 6, 8), (1 << 18, 10, 3), (1 << 18, 99, 1)])
 def test_what_is_kept_for_the_noise_of_kl_is_bounded(vocab, prompts, rows):
     """Eight rows a prompt, or as many as 256 MiB of float32 errors of eight draws hold; one at least."""
-    config = replace_record(load("tiny", device="cpu").config, vocab=vocab)
-    pool = LogitsPool(SimpleNamespace(distinct=range(prompts)), config, {}, {})
-    assert len(pool.sampled_rows(50)) == rows
-    assert len(pool.sampled_rows(0)) == 0
+    assert len(sampled_rows(50, prompts, vocab)) == rows
+    assert len(sampled_rows(0, prompts, vocab)) == 0
 
 
 def test_negative_noise_passes_nothing():

@@ -2,13 +2,16 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import safetensors_files
-from precaudit.numbers import threads
+from precaudit.models.checkpoints.readers import WeightReader
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers import processes, threads
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
@@ -16,6 +19,7 @@ from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison import shares
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.comparison.selected import resolve_selection
+from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -41,7 +45,7 @@ def book(folder, tmp_path):
     recorded = Recorded.of(open_run(folder))
     selected = resolve_selection(recorded, None, ())
     source = shares.open_weights(recorded.run, "tiny")
-    return Textbook.of(recorded, selected, source, tmp_path, lambda *_: None), selected
+    return Textbook.of(recorded, selected, source, tmp_path), selected
 
 
 def lines(folder):
@@ -52,12 +56,20 @@ def test_two_processes_write_what_one_does(folder, monkeypatch):
     monkeypatch.setattr(threads, "WORKERS", 2)
     compare(folder, options=CompareOptions(fresh=True))
     one = lines(folder)
-    started = []
-    process = shares._process
-    monkeypatch.setattr(shares, "_process", lambda share, arrived: started.append(share) or process(share, arrived))
+    started, given = [], []
+    start, make = processes.Process.__init__, processes.Process.make
+    monkeypatch.setattr(processes.Process, "__init__", lambda self: started.append(self) or start(self))
+    monkeypatch.setattr(
+        processes.Process,
+        "make",
+        lambda self, errand, key, piece: given.append(piece) or make(self, errand, key, piece),
+    )
     monkeypatch.setattr(shares, "MANY", 1)
     compare(folder, options=CompareOptions(fresh=True))
-    assert [s.selected.prompts for s in started] == [("p0", "p3"), ("p1", "p2")]
+    assert len(started) == 2
+    assert sorted((p.groups.start, p.prompts) for p in given) == [
+        (group, prompts) for group in range(2) for prompts in (("p0", "p3"), ("p1", "p2"))
+    ]
     assert lines(folder) == one
 
 
@@ -66,8 +78,8 @@ def test_without_weights_they_say_so_too(folder, tmp_path):
     (tmp_path / "refs").mkdir()
     recorded = Recorded.of(open_run(folder))
     selected = resolve_selection(recorded, None, ())
-    book = Textbook.of(recorded, selected, None, tmp_path, lambda *_: None)
-    found = shares.layer_errors(book, selected, None, lambda *_: None)
+    book = Textbook.of(recorded, selected, None, tmp_path)
+    found = shares.layer_errors(book, selected, Execution())
     assert {e.unknown for e in found if e.point == "q"} == {"weights"}
     assert len(found) == len({(e.prompt, e.phase, e.step, e.layer, e.point, e.kind, e.candidate) for e in found})
 
@@ -93,16 +105,19 @@ def test_few_or_large_tensors_and_one_prompt_start_none(folder, monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_what_a_process_cannot_read_is_the_users_error(book):
+    textbook, selected = book
+    reader = replace(textbook.model.read, source="nowhere.gguf")
+    assert isinstance(reader, WeightReader)
     with pytest.raises(UserError, match="nowhere"):
-        shares.layer_errors(*book, "nowhere.gguf", lambda *_: None)
+        shares.layer_errors(replace(textbook, model=Model(textbook.model.config, reader)), selected, Execution())
     nothing_runs()
 
 
 @pytest.mark.usefixtures("small")
 def test_where_no_process_can_be_started_one_makes_all(book, monkeypatch, tmp_path):
-    found = shares.layer_errors(*book, "tiny", lambda *_: None)
+    found = shares.layer_errors(*book, Execution())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert shares.layer_errors(*book, "tiny", lambda *_: None) == found
+    assert shares.layer_errors(*book, Execution()) == found
     nothing_runs()
 
 
@@ -114,7 +129,7 @@ def test_a_process_that_dies_is_told_and_ends_the_others(book, monkeypatch, tmp_
     dying.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying))
     with pytest.raises(RuntimeError, match=r"ended with 3\nit broke"):
-        shares.layer_errors(*book, "tiny", lambda *_: None)
+        shares.layer_errors(*book, Execution())
     nothing_runs()
 
 
@@ -125,7 +140,7 @@ def test_an_interrupt_ends_them(book):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shares.layer_errors(*book, "tiny", interrupted)
+        shares.layer_errors(*book, Execution(tell=interrupted))
     nothing_runs()
 
 

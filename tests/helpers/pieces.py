@@ -1,0 +1,45 @@
+"""Functions of pieces, as an executor gives them to other processes."""
+
+import os
+import signal
+import time
+
+from threadpoolctl import threadpool_info
+
+from precaudit.errors import UserError
+from precaudit.numbers.threads import row_ranges
+
+
+def square(shared, piece, _tell):
+    """Return the square of a piece, after ``shared`` seconds."""
+    time.sleep(shared)
+    return piece * piece
+
+
+def fail(_shared, piece, _tell):
+    """Raise what nobody expects."""
+    raise KeyError(piece)
+
+
+def fail_user(_shared, piece, _tell):
+    """Raise what the user is told."""
+    raise UserError(f"{piece} is not there")
+
+
+def die_once(folder, piece, _tell):
+    """End this process when piece 2 is made first; return the piece otherwise."""
+    marker = folder / "died"
+    if piece == 2 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return piece
+
+
+def die(_shared, _piece, _tell):
+    """End this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def split(_shared, piece, _tell):
+    """Return how many rows each core has, and how many threads BLAS."""
+    return row_ranges(piece, 1 << 14), {x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"}
