@@ -61,7 +61,7 @@ class Row:
         return " ".join([*(f"{k}={v}" for k, v in self.variables.items()), *words])
 
 
-ZERO = "a gradient that is 0 in exact arithmetic is rounding alone here, and Adam divides it by its own size"
+ZERO = "a gradient that is 0 in exact arithmetic is rounding alone here, and Adam divides it by its size"
 ROWS = (
     Row("equinox_training", "light", "train_step", "1:3"),
     Row("nnx_training", "light", "train_step", "1:3", says=f"the largest size is Adam's: {ZERO} (keys' biases)"),
@@ -120,7 +120,7 @@ def watched(row: Row, python: Path, folder: Path) -> Result:
     run, seen, log = folder / "run", folder / "functions.jsonl", folder / "log.txt"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    words = [str(python), "-m", "precaudit", "watch", *row.options(), "--json", str(seen), "-o", str(run), "--"]
+    words = [str(python), "-m", "precaudit", "watch", *row.options(), "--functions", str(seen), "-o", str(run), "--"]
     words += [str(python), f"exams/watched/{row.script}.py"]
     began = time.perf_counter()
     with log.open("wb") as out:
@@ -183,24 +183,35 @@ def page(results: Sequence[Result]) -> Iterator[str]:
             yield f"- {name}: {n} unknown: {why}"
         yield from (f"- {name}: {line}" for line in x.failing)
         if x.size:
-            yield f"- {name}: {x.size}" + (f"; {rows[x.name].says}" if rows[x.name].says else "")
+            yield f"- {name}: " + " ".join(_sentences(x.size, rows[x.name].says))
     made = {rows[x.name].environment: x.versions for x in results if x.versions}
     yield from ("", "Made with: " + "; ".join(f"{name}.txt: {what}" for name, what in made.items()) + ".", *ABSENT)
 
 
+def _sentences(size: str, says: str) -> Iterator[str]:
+    """Yield what is said of sizes, and of the row, as sentences."""
+    for part in filter(None, (*size.split("; "), says)):
+        yield f"{part[0].upper() if part.startswith(('the ', 'a ')) else part[0]}{part[1:]}."
+
+
 ABSENT = (
     "",
-    "Not here: MaxText's `decode.py`, which imports `TokenizerType` of JetStream, and google-jetstream 0.2.2 has none;",
-    "its engine is called instead. transformers' `generate`: from 5.0 on there are no models in JAX, and precaudit",
-    "needs 5.0.",
+    "Not here: MaxText's `decode.py`. It imports `TokenizerType` of JetStream, and google-jetstream 0.2.2 has none.",
+    "Its engine is called instead. transformers' `generate` is not here either: from 5.0 on it has no models in JAX,",
+    "and precaudit needs 5.0.",
     "",
 )
 HEAD = """# Programs that others wrote, watched
 
-`make watch`: each by its own unedited command line, in an environment of its own (`exams/watched/*.txt`), with small
-random weights, on a CPU. *Functions*: the jitted functions that were called. *Points*, *records* and *verdicts*: of the
-run of the function's calls. *Exit*: the exit code of `precaudit watch --gate`. *s* and *GB*: of the whole command,
-recording, comparing and judging included, with what else the machine did. How to do it: [recipes](watch-recipes.md).
+`make watch` runs each by its own unedited command line, in an environment of its own (`exams/watched/*.txt`). The
+weights are small and random, the device is a CPU.
+
+- *Functions*: the jitted functions that were called.
+- *Points*, *records* and *verdicts*: those in the run of the function's calls.
+- *Exit*: the exit code of `precaudit watch --gate`.
+- *s* and *GB*: for the whole command, recording, comparing and judging included, beside whatever else the machine did.
+
+How to do it: [recipes](watch-recipes.md).
 
 | script | function | functions | points | records | verdicts | exit | s | GB |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""

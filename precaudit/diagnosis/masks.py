@@ -65,7 +65,7 @@ def one_ahead(beside: Shown, each: Sequence[Inputs], seen: Sequence[Array]) -> N
             if not worst <= SAME:
                 return None
     return NamedOperation(
-        AHEAD, "every row sees one key past its own; the slot after the last written one holds zeros", worst
+        AHEAD, "every row attends to one key past its own; the slot after the last written one holds zeros", worst
     )
 
 

@@ -51,17 +51,19 @@ def _sentence(found: Training) -> str:
     """Return the first sentence: what B is to A."""
     over = f"over {found.steps} steps"
     if found.word == "unknown":
-        return f"B cannot be held against A: {found.why}."
+        return f"B cannot be compared with A: {found.why}."
     if found.word == "same":
         return f"Same: B has A's bits {over}."
     if found.word == "drift" and found.first is not None:
-        much = f"{_times(found.first)} what correct makings of A leave (limit {found.limit:g})"
-        return f"Drift: B leaves A in step {found.first.step} at {_at(found.first)}, {much}."
-    much = f"at most {digits(value(found.worst))} × what correct makings of A leave (limit {found.limit:g})"
+        much = f"{_times(found.first)} the difference of correct ways to compute A (limit {found.limit:g})"
+        return f"Drift: B departs from A in step {found.first.step} at {_at(found.first)}, {much}."
+    much = f"at most {digits(value(found.worst))} × the difference of correct ways to compute A (limit {found.limit:g})"
     what = "Chaos" if found.word == "chaos" else "Rounding"
     said = f"{what}: B is {much} {over}"
     if found.formula is not None:
-        return f"{said}; but in FP64 {_at(found.formula)} is {short(found.formula.exact, '')} off: a formula differs."
+        return (
+            f"{said}; but in FP64 {_at(found.formula)} differs by {short(found.formula.exact, '')}: a formula differs."
+        )
     return f"{said}."
 
 

@@ -59,7 +59,7 @@ def test_what_two_trainings_are_is_a_word_and_an_exit_code(records, word, code):
 )
 def test_why_a_tensor_cannot_be_judged_is_told(record, says):
     assert found(record).why == says
-    assert report(found(record), record).headline.text == f"? B cannot be held against A: {says}."
+    assert report(found(record), record).headline.text == f"? B cannot be compared with A: {says}."
 
 
 def test_a_formula_that_rounding_hides_is_3_and_one_of_points_alone_is_aside():

@@ -154,7 +154,7 @@ def test_the_command_says_where_two_programs_part(tmp_path, capsys):
     page = tmp_path / "page.md"
     assert run([*given, "--members", "4", "--markdown", str(page)]) == 1
     said = capsys.readouterr().out
-    assert "✗ Drift: B leaves A in step 1 at params (good.py:" in said
+    assert "✗ Drift: B departs from A in step 1 at params (good.py:" in said
     assert "a formula differs" in said
     assert "parameters A–B" in page.read_text()
     found = json.loads((tmp_path / "out" / "training.json").read_text())

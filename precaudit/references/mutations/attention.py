@@ -235,7 +235,7 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
         )  # fmt: skip
     yield semantics("base 2", says="softmax takes powers of 2, not of e", form=weighing(_powers_of_two))
     ways: dict[str, tuple[str, bool, Any]] = {
-        "no mask": ("rows see every key that was recorded", False, 0.0),
+        "no mask": ("rows attend to every key that was recorded", False, 0.0),
         "masked after softmax": ("probabilities are masked after softmax, and not normalised again", True, 0.0),
     }  # fmt: skip
     for name, (says, after, by) in ways.items():
@@ -301,18 +301,22 @@ def seeing(ahead: int) -> Form:
 
 def masks(window: int | None) -> Iterator[Variant]:
     """Yield other masks."""
-    yield semantics("mask one ahead", says="every row sees one key past its own", form=seeing(1), ahead=1)
-    yield semantics("mask one short", says="no row sees its own key", form=seeing(-1))
+    yield semantics("mask one ahead", says="every row attends to one key past its own", form=seeing(1), ahead=1)
+    yield semantics("mask one short", says="no row attends to its own key", form=seeing(-1))
     yield semantics(
-        "mask one short but for the first row", says="no row sees its own key but the first, which sees no other",
-        form=at_positions(lambda p: np.maximum(p - 1, 0)), last=True,
-    )  # fmt: skip
+        "mask one short but for the first row",
+        says="no row attends to its own key but the first, which attends to no other",
+        form=at_positions(lambda p: np.maximum(p - 1, 0)),
+        last=True,
+    )
     if window is None:
         return
     if window > 1:
-        yield semantics("window one short", says="a row sees one key too few of its window", form=wider_window(-1))
-    yield semantics("window one long", says="a row sees one key more than its window", form=wider_window(1))
-    yield semantics("no window", says="a row sees every key before it", form=constant(window=None))
+        yield semantics(
+            "window one short", says="a row attends to one key too few of its window", form=wider_window(-1)
+        )
+    yield semantics("window one long", says="a row attends to one key more than its window", form=wider_window(1))
+    yield semantics("no window", says="a row attends to every key before it", form=constant(window=None))
 
 
 def _window_elsewhere(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
@@ -321,7 +325,9 @@ def _window_elsewhere(config: DecoderConfig, layer: int | None) -> Iterator[Vari
     if config.window_of(layer) is None:
         for window in sorted(others):
             form = constant(window=window, full_layers=())
-            yield semantics("window of other layers", says=f"a row sees {window} keys, as in other layers", form=form)
+            yield semantics(
+                "window of other layers", says=f"a row attends to {window} keys, as in other layers", form=form
+            )
 
 
 def _cache_variants(policy: Policy) -> Iterator[Variant]:

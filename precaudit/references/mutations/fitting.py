@@ -207,8 +207,8 @@ def _windows(o: Inputs) -> Iterator[Fit]:
         form = partial(_seeing, _beside_sinks)
         yield Fit(f"window beside the first {SINKS} keys", form, grid, None, whole=True)
     for what, hidden, grid, usual in (
-        ("size of documents that do not see each other", _in_documents, slots, float(top)),
-        ("stride of the keys a row sees", _stride_mask, tuple(float(x) for x in range(1, 9)), 1.0),
+        ("size of documents that do not attend to each other", _in_documents, slots, float(top)),
+        ("stride of the keys a row attends to", _stride_mask, tuple(float(x) for x in range(1, 9)), 1.0),
     ):
         form = partial(_seeing, hidden)
         yield Fit(what, form, grid, usual, whole=True, source="it should be")

@@ -24,7 +24,7 @@ def missing_keys(o: Inputs, candidate: Array, emulated: Array) -> Iterator[Varia
         found = _best(o, candidate - emulated)
     for how, key in found.items():
         says = {
-            "left out": f"no row sees key {key}",
+            "left out": f"no row attends to key {key}",
             "value dropped": f"the value of key {key} is taken as zero",
         }
         yield Variant(f"key {key} {how}", "semantics", says[how], ways[how](key), fitted=True)

@@ -71,7 +71,7 @@ def _made_by(run: Recalled, point: str) -> Iterator[tuple[str, str]]:
         if place:
             yield "line", f"{place}: {code}" if code else place
     elif point in POINTS and POINTS[point].inputs:
-        yield "made of", ", ".join(POINTS[point].inputs)
+        yield "computed from", ", ".join(POINTS[point].inputs)
 
 
 def _context(run: Recalled, e: ErrorRecord, position: int, text: Text | None) -> str:
