@@ -377,3 +377,11 @@ def test_a_file_that_changed_is_not_read_by_prompt(tmp_path):
         f.write(b" ")
     with pytest.raises(UserError, match="changed while it was read"):
         part("p0")
+
+
+def test_the_sign_of_a_nan_is_no_change_and_any_other_bit_is():
+    a = np.array([1.0, np.nan, 0.0], np.float32)
+    assert session.has_same_bits(a, np.array([1.0, -np.float32("nan"), 0.0], np.float32))
+    assert not session.has_same_bits(a, np.array([1.0, np.nan, -0.0], np.float32))
+    assert not session.has_same_bits(a, np.array([1.0, 0.0, np.nan], np.float32))
+    assert not session.has_same_bits(np.float32([1.0]), np.float32([1.0000001]))

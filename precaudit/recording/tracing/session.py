@@ -301,7 +301,7 @@ class Session:
         made = {} if text is None or self.subject.platform != "tpu" else ways_by_place(products_of(text))
         split = splits_by_point(text) if several and text is not None else None
         a, b = np.asarray(call.logits), np.asarray(self._logits(bare[0](*bare[1])[0]))
-        same = a.tobytes() == b.tobytes()
+        same = has_same_bits(a, b)
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
             change = [to_single(x) - to_single(y) for x, y in zip(b, a, strict=True)]
@@ -334,3 +334,11 @@ class Session:
                 self.background.put(partial(record_parts, whole, self.writer))
             else:
                 self.background.put(partial(record, whole, self.writer))
+
+
+def has_same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays are the same, bit for bit; a NaN is a NaN, whose sign and payload XLA may choose anew."""
+    if a.tobytes() == b.tobytes():
+        return True
+    nan = np.isnan(a) & np.isnan(b)
+    return bool(nan.any()) and np.where(nan, 0, a).tobytes() == np.where(nan, 0, b).tobytes()
