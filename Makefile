@@ -4,13 +4,14 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
+.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
 	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
 	@echo 'make test      set up and run the tests'
 	@echo 'make test-all  the slow tests too'
+	@echo 'make test-pythons  Python 3.12 and 3.13 and the newest JAX, each in an environment that is thrown away'
 	@echo 'make check     lint, format, types, tests'
 	@echo 'make docs      build the documentation, strictly, to build/docs'
 	@echo 'make pages     write the outputs that README.md and docs show, by running their commands'
@@ -61,6 +62,9 @@ test: .venv/test
 
 test-all: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
+
+test-pythons: .venv/base
+	$(BIN)/python -m tools.pythons
 
 check: .venv/test
 	$(BIN)/ruff check .

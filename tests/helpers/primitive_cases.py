@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src.lax.parallel import all_gather_invariant
+from jax._src.lax import parallel
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr, Jaxpr, primitives
@@ -24,6 +24,7 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("one",))
 EXPLICIT = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("one",), axis_types=(AxisType.Explicit,))
 
 
+all_gather_invariant = getattr(parallel, "all_gather_invariant", None) or parallel._all_gather_invariant  # from 0.12 on
 PUBLIC = {p.name: p for m in (primitives, lax, lax.linalg) for k, p in vars(m).items() if k.endswith("_p")}
 
 
