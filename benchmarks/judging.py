@@ -39,7 +39,7 @@ def commands(run: Path, folder: Path) -> dict[str, tuple[str, ...]]:
     baseline = str(folder / "baseline.jsonl")
     return {
         "gate, file": ("gate", str(run / "errors.jsonl")), "gate, run": ("gate", str(run)),
-        "report": ("report", str(run)), "Markdown": ("report", str(run), "--markdown"),
+        "report": ("report", str(run)), "Markdown": ("report", str(run), "--markdown", "-"),
         "HTML": ("report", str(run), "--html", str(folder / "page.html")),
         "CSV": ("export", str(run), "--csv", str(folder / "errors.csv")),
         "baseline": ("baseline", str(run), "-o", baseline, "--accept", "--why", "measured"),

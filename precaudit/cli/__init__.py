@@ -91,7 +91,15 @@ class Commands(click.Group):
         completing = ctx.resilient_parsing
         if args and not completing and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise UserError(f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is None or completing:
+            return name, command, rest
+        from precaudit.cli._spellings import current_spelling
+
+        rest, said = current_spelling(command, rest)
+        for line in said:
+            click.echo(f"note: {line}", err=True)
+        return name, command, rest
 
 
 @click.group(
@@ -142,6 +150,11 @@ def run(arguments: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
+    except click.NoSuchOption as error:
+        from precaudit.cli._spellings import unknown_option
+
+        click.echo(f"precaudit: {unknown_option(error)}", err=True)
+        return 2
     except click.ClickException as error:
         click.echo(f"precaudit: {error.format_message()}", err=True)
         return 2

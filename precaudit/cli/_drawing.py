@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precaudit.cli._options import deliver, progress_bar, say, write
+from precaudit.cli._options import Delivery, deliver, policy_names, progress_bar, say, write
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.budgets import RolloutBudget
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from precaudit.recording.tracing.subject import Subject
 
 
-def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]") -> int:
+def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]", to: Delivery) -> int:
     """Draw, time and check rollouts, and print what was found."""
     from precaudit.checks.rollouts.sampling import Sampling
     from precaudit.cli._explaining import exit_code_with_causes, explain_rollouts
@@ -23,7 +22,7 @@ def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudge
     from precaudit.schema.selection import Selection
 
     changes = parse_settings(given["settings"])
-    names = policy_names(given["policies"] or given["policy"])
+    names = policy_names(given["policy"])
     policies = [apply_settings(load_policy(name), changes) for name in names]
     questions = _questions(given)
     of_answers, limits = _split_limits(limits, bool(questions) and len(policies) > 1)
@@ -62,7 +61,7 @@ def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudge
     from precaudit.reports.rollout_report import RolloutStory, rollout_report
 
     report = rollout_report(RolloutStory(origin, found.parities, tuple(why), found))
-    deliver(report, given["as_json"], given["output"], given["markdown"], given["html"])
+    deliver(report, to)
     return exit_code_with_causes(why, found.exit_code)
 
 
@@ -75,7 +74,9 @@ def _split_limits(
 
     of_answers = tuple(x for x in limits if x.entry.metric == ANSWERS)
     if of_answers and not two:
-        raise UserError(f"--fail-below {ANSWERS}={of_answers[0].entry.limit:g} needs --answers FILE and two --policies")
+        raise UserError(
+            f"--fail-below {ANSWERS}={of_answers[0].entry.limit:g} needs --answers FILE and two policies, --policy A,B"
+        )
     return of_answers, tuple(x for x in limits if x.entry.metric != ANSWERS)
 
 
@@ -101,7 +102,7 @@ def _with_defaults(given: dict[str, Any], answers: bool) -> dict[str, Any]:
     return given | {name: x for name, x in usual.items() if given[name] is None}
 
 
-def draw_program(reference: str, given: dict[str, Any], other: Sequence[str]) -> int:
+def draw_program(reference: str, given: dict[str, Any], to: Delivery, other: Sequence[str]) -> int:
     """Time the loops of a program of the user's, and say whether they compute the same."""
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_program, trust
@@ -119,14 +120,8 @@ def draw_program(reference: str, given: dict[str, Any], other: Sequence[str]) ->
     trust(reference)
     from precaudit.reports.rollout_report import loops_report
 
-    deliver(loops_report(found), given["as_json"], given["output"])
+    deliver(loops_report(found), to)
     return 3 if any(t.why for t in found) else int(not all(t.same for t in found))
-
-
-def policy_names(text: str) -> list[str]:
-    """Return the policies named in ``bf16,fp32``; a file's name may hold a comma."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return [text] if Path(text).is_file() or not names else names
 
 
 def loops_named(text: str) -> "list[Loop]":
@@ -168,6 +163,6 @@ def _checks(model: str, given: dict[str, Any], limits: "tuple[RolloutBudget, ...
 
     trainer = None
     if given["trainer_policy"] or given["trainer"]:
-        policy = load_policy(given["trainer_policy"] or given["policy"])
+        policy = load_policy(given["trainer_policy"] or policy_names(given["policy"])[0])
         trainer = load(given["trainer"] or model, policy, device=given["device"], allow=given["allow_field"])
     return Checks(trainer, not given["no_fp64"], limits)

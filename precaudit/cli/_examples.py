@@ -57,13 +57,13 @@ EXAMPLES = {
         "precaudit same examples/served_decoder.py:program@prefill examples/served_decoder.py:program@rescore",
     ),
     "sweep": (
-        "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",
+        "precaudit sweep tiny --policy bf16,bf16-fp32-scores,fp32 -o runs/sweep",
         "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
     ),
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
-        "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --html rollout.html",
-        "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",
+        "precaudit rollout tiny --n 4 --loops python,while --policy bf16,fp32 --html rollout.html",
+        "precaudit rollout smollm2 --answers questions.jsonl --policy bf16,fp32",
     ),
     "trace": (
         "precaudit trace tiny -o runs/a",
@@ -75,7 +75,7 @@ EXAMPLES = {
         "precaudit watch --gate --function next_token -o runs/w -- python examples/serve.py",
     ),
     "warmup": (
-        "precaudit warmup tiny --lengths 40,500 --new-tokens 64 --policies bf16,fp32",
+        "precaudit warmup tiny --lengths 40,500 --new-tokens 64 --policy bf16,fp32",
         "precaudit warmup smollm2 --for trace --decode-steps 8 --batch 1",
     ),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import deliver, leave_out, progress_bar, say
+from precaudit.cli._options import Delivery, deliver, leave_out, progress_bar, say
 
 if TYPE_CHECKING:
     from precaudit.schema.selection import Selection
@@ -76,9 +76,9 @@ def sketch_of_model(
     return 0
 
 
-def compare_sketched(run: Path, against: Path, as_json: bool) -> None:
+def compare_sketched(run: Path, against: Path, to: Delivery) -> None:
     """Compare two runs of sketches and print what they say."""
     from precaudit.references.comparison.sketches import compare_sketches
     from precaudit.reports.sketches import sketch_report
 
-    deliver(sketch_report(compare_sketches(run, against)), as_json)
+    deliver(sketch_report(compare_sketches(run, against)), to)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from precaudit.cli._options import Delivery, deliver, progress_bar, report_options, write
+
 
 @click.command()
 @click.argument("own", metavar="PROGRAM")
@@ -16,8 +18,8 @@ import click
     help="Write the names map here, as --map reads it.",
 )
 @click.option("--no-points", is_flag=True, help="Leave points out: PROGRAM is run for them.")
-@click.option("--json", "as_json", is_flag=True, help="Print a record a line instead of tables.")
-def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json: bool) -> int:
+@report_options("records")
+def command(own: str, theirs: str, output: Path | None, no_points: bool, to: Delivery) -> int:
     """Find which parameter of PROGRAM is which tensor of MODEL.
 
     Values alone decide; names and shapes do not. The points that show values of the family's reference implementation
@@ -27,7 +29,6 @@ def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json
 
     Exit code 0: everything was found, and nothing is wrong. 1: a mistake of conversion. 3: something was not found.
     """
-    from precaudit.cli._options import deliver, progress_bar, write
     from precaudit.reports.alignment import alignment_report
     from precaudit.workflows.alignment import align
 
@@ -36,5 +37,5 @@ def command(own: str, theirs: str, output: Path | None, no_points: bool, as_json
     report = alignment_report(found)
     if output is not None:
         write(output, found.names.text)
-    deliver(report, as_json)
+    deliver(report, to)
     return report.exit_code

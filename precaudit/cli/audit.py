@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from precaudit.cli._judged import Judged, judged_options
 from precaudit.cli._options import cache_option, deliver, progress_bar, references, say
 
 if TYPE_CHECKING:
@@ -14,20 +15,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), default="precaudit.toml", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
-@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here.")
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown for a pull request here.")
-@click.option("--github", is_flag=True, envvar="GITHUB_ACTIONS", help="Print GitHub annotations.")
-@click.option("--json", "as_json", is_flag=True, help="Print every verdict that is no pass as JSONL.")
+@judged_options
 @cache_option
-def command(
-    config: Path,
-    settings: tuple[str, ...],
-    junit: Path | None,
-    markdown: Path | None,
-    github: bool,
-    as_json: bool,
-    no_cache: bool,
-) -> int:
+def command(config: Path, settings: tuple[str, ...], to: Judged, no_cache: bool) -> int:
     """Trace, compare and judge as precaudit.toml says (for CI).
 
     Exit codes are those of gate. The run has errors.jsonl and report.md. If the judgement fails, its diagnosis follows
@@ -40,8 +30,8 @@ def command(
     with progress_bar("loading JAX") as advance, references(no_cache) as cache:
         found = audit(config, parse_settings(settings), advance, cache)
     _report(found)
-    code = deliver_judgement(found.judgement, str(found.run), junit, markdown, github, as_json)
-    if not as_json:
+    code = deliver_judgement(found.judgement, str(found.run), to)
+    if not to.report.as_json:
         _diagnosis(found)
     return code
 
@@ -77,6 +67,6 @@ def _diagnosis(found: "Audit") -> None:
     elif not found.diagnosis.findings and not found.diagnosis.unknown:
         say("? every operation is within the default limits: what fails is a limit of your own, or the baseline's")
     elif isinstance(found.diagnosis, Diagnosed):
-        deliver(program_diagnosis_report(found.diagnosis, found.compared), as_json=False)
+        deliver(program_diagnosis_report(found.diagnosis, found.compared))
     else:
-        deliver(diagnosis_report(found.diagnosis), as_json=False)
+        deliver(diagnosis_report(found.diagnosis))

@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 from precaudit.cli._options import say
+from precaudit.cli._runs import RunFolder
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFolder())
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="traces/baselines/NAME.jsonl")
 @click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to keep.")

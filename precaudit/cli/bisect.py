@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import cache_option, deliver, page_options, progress_bar, references, say
+from precaudit.cli._options import Delivery, cache_option, deliver, progress_bar, references, report_options, say
 
 if TYPE_CHECKING:
     from precaudit.diagnosis.bisection.records import BisectionTrial
@@ -68,9 +68,8 @@ WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @cache_option
-@page_options
-@click.option("--json", "as_json", is_flag=True, help="Print what was found and the trials as JSONL.")
-def command(subject: str, markdown: Path | None, html: Path | None, as_json: bool, **given: Any) -> int:
+@report_options("answer and the trials")
+def command(subject: str, to: Delivery, **given: Any) -> int:
     """Find which changes between A and B break a test.
 
     A passes the test and B does not. Each trial is A with some of B's changes. The answer is a smallest set, proved so,
@@ -87,11 +86,11 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
 
     steps, members = given.pop("steps"), given.pop("members")
     folder = given["output"] or Path("traces") / "runs" / f"{Path(subject.partition(':')[0]).stem}-bisect"
-    names = ("markdown", "html", "as_json", "no_cache", "output")
+    names = ("no_cache", "output")
     options = {k: v for k, v in given.items() if k not in names}
     if steps is not None:
         report = _training(subject, folder, options, steps, members)
-        deliver(report, as_json, markdown=markdown, html=html)
+        deliver(report, to)
         return report.exit_code
     if given["by"] == "programs":
         raise UserError("--by programs compares two trainings: give --steps N")
@@ -115,7 +114,7 @@ def command(subject: str, markdown: Path | None, html: Path | None, as_json: boo
         found = bisect(request, source, folder, tell)
         trials = read_trials(folder / TRIALS)[1:]
     report = bisect_report(found, trials, str(folder))
-    deliver(report, as_json, markdown=markdown, html=html)
+    deliver(report, to)
     return report.exit_code
 
 

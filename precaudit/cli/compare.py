@@ -1,23 +1,28 @@
 """``precaudit compare``: errors of a run against FP64, emulations, or another run."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from precaudit.cli._options import (
+    FILTERS,
+    Delivery,
     cache_option,
     deliver,
+    filter_options,
     leave_out,
     progress_bar,
     references,
+    report_options,
     selection_of_filters,
-    selection_options,
 )
 from precaudit.cli._sketching import compare_sketched
 
-FILTERS = ("layers", "points", "phases", "prompt")
+if TYPE_CHECKING:
+    from precaudit.schema.selection import Filters
+
 OF_PROGRAM = ("program", "reference", "names", "config")
 WHO = ("jobs", "scheduler")  # computes
 # What is of no use, by what RUN is or an option asks for, and why.
@@ -28,8 +33,9 @@ LEFT_OUT = {
     ),
     "pair": (
         "{run} and {against} are compared whole",
-        (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO),
+        ("formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO),
     ),
+    "dump": ("{run} was imported, and is compared whole with another run", FILTERS),
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
     "program": ("{run} is of a program", ("formula", "partial", *WHO)),
     "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
@@ -41,7 +47,7 @@ LEFT_OUT = {
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("against", type=click.Path(path_type=Path), required=False)
-@selection_options
+@filter_options()
 @click.option(
     "--accum",
     default="float16,bfloat16,float32",
@@ -99,33 +105,10 @@ LEFT_OUT = {
 @cache_option
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
-@click.option("--json", "as_json", is_flag=True, help="Print the error records as JSONL instead of tables.")
+@report_options("error records")
 @click.pass_context
 def command(
-    context: click.Context,
-    run: Path,
-    against: Path | None,
-    layers: str | None,
-    points: str | None,
-    phases: str | None,
-    prompt: str | None,
-    accum: str,
-    formula: bool,
-    model: str | None,
-    policy: str | None,
-    program: str | None,
-    reference: str | None,
-    names: Path | None,
-    config: Path | None,
-    family: str | None,
-    partial: bool,
-    jobs: int,
-    scheduler: str | None,
-    rerun: bool,
-    no_cache: bool,
-    every: bool,
-    verbose: bool,
-    as_json: bool,
+    context: click.Context, /, run: Path, against: Path | None, filters: "Filters", to: Delivery, **given: Any
 ) -> None:
     """Compare RUN with FP64 and emulations, or with another run.
 
@@ -150,48 +133,56 @@ def command(
         for why, names in (LEFT_OUT[kind] for kind in kinds):
             leave_out(context, names, why.format(run=run, against=against))
 
+    accum, model, policy = given["accum"], given["model"], given["policy"]
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     options = CompareOptions(
-        accum=accums, model=model, partial=partial, formula=formula, jobs=jobs, scheduler=scheduler
+        accum=accums,
+        model=model,
+        partial=given["partial"],
+        formula=given["formula"],
+        jobs=given["jobs"],
+        scheduler=given["scheduler"],
     )
-    filters, several = (layers, points, phases, prompt), every or verbose
+    shown = Shown(filters, to, given["verbose"], given["every"], given["no_cache"])
     if against is None and runs_in(run):
         check("runs")
-        return _policies(run, options, no_cache, as_json)
+        return _policies(run, options, given["no_cache"], to)
     if is_sketched(run):
         if against is None:
             raise UserError(NO_TENSORS.format(folder=run))
-        leave_out(context, (*LEFT_OUT["pair"][1], "accum"), f"{run} keeps no tensors")
-        return compare_sketched(run, against, as_json)
+        leave_out(context, (*FILTERS, *LEFT_OUT["pair"][1], "accum"), f"{run} keeps no tensors")
+        return compare_sketched(run, against, to)
     kind = kind_of(run)
     if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
-        check("pair")
-        return _between(run, against, as_json, several)
+        check("pair", *(["dump"] if kind is Imported else []))
+        return _between(run, against, shown)
     if kind is Opened:
+        rerun, names = given["rerun"], given["names"]
         check("recorded", "program", *(["rerun"] if rerun else ["textbook"] if model is not None else []))
         if rerun:
             from precaudit.workflows.watch import rerun as run_again
 
             run_again(run, accums, model)
         own = rerun or model is None
-        formula_of = _reference(reference, names, config, family) if own else (model, names)
-        return _program(run, program, formula_of, filters, accums, as_json, several)
+        its = _reference(given["reference"], names, given["config"], given["family"]) if own else (model, names)
+        return _program(run, given["program"], its, accums, shown)
     if kind is not None:
         check(*([] if kind is Imported else ["recorded"]), "decoder")
-    return _decoder(run, against, policy, filters, options, no_cache, as_json, verbose, every)
+    return _decoder(run, against, policy, options, shown)
 
 
-def _decoder(
-    run: Path,
-    against: Path | None,
-    policy: str | None,
-    filters: tuple[str | None, str | None, str | None, str | None],
-    options: Any,
-    no_cache: bool,
-    as_json: bool,
-    verbose: bool,
-    every: bool,
-) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of a comparison, how much of it, and where it goes."""
+
+    filters: "Filters"
+    to: Delivery
+    verbose: bool
+    every: bool
+    no_cache: bool
+
+
+def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, shown: Shown) -> None:
     """Compare a run of a model, or a dump as one, with FP64 or with another run; with filters, some of it."""
     from precaudit.judging.gate import gate, judge_found
     from precaudit.recording.opening import open_any
@@ -201,7 +192,6 @@ def _decoder(
     from precaudit.reports.comparison import comparison_page, comparison_report
     from precaudit.reports.headline import headline
     from precaudit.reports.pages import as_markdown
-    from precaudit.reports.report import Report
     from precaudit.workflows.dumped_model import dump_as_run
     from precaudit.writing import write_whole
 
@@ -209,11 +199,9 @@ def _decoder(
     if not isinstance(opened, Run):
         with progress_bar() as advance:
             opened = dump_as_run(run, options.model, policy, advance)
-    asked = selection_of_filters(opened.record.requested, *filters)
-    with progress_bar() as advance, references(no_cache) as cache:
+    asked = selection_of_filters(opened.record.requested, shown.filters)
+    with progress_bar() as advance, references(shown.no_cache) as cache:
         found = compare(opened, against, asked, replace(options, cache=cache, held=False), advance)
-    if as_json and asked is not None:
-        return deliver(Report(None, records=found.errors), as_json)
     if against is not None:
         verdict = _apart(found.errors, run, against)
     elif asked is None:
@@ -222,21 +210,19 @@ def _decoder(
         verdict = headline(judge_found(found), str(run), " in what was selected")
     if asked is None:
         write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
-    if as_json:
-        return deliver(Report(None, records=found.errors), as_json)
-    report = comparison_report(found, verdict, verbose, every)
+    report = comparison_report(found, verdict, shown.verbose, shown.every)
     where = f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
-    return deliver(replace(report, ending=(*report.ending, where)), as_json)
+    return deliver(replace(report, ending=(*report.ending, where)), shown.to)
 
 
-def _policies(folder: Path, options: Any, no_cache: bool, as_json: bool) -> None:
+def _policies(folder: Path, options: Any, no_cache: bool, to: Delivery) -> None:
     """Compare every run in a folder, and print a row a policy."""
     from precaudit.reports.policies import policies_report
     from precaudit.workflows.several import compare_policies
 
     with progress_bar() as advance, references(no_cache) as cache:
         rows, said = compare_policies(folder, replace(options, cache=cache), advance)
-    deliver(policies_report(rows, str(folder), said), as_json)
+    deliver(policies_report(rows, str(folder), said), to)
 
 
 def _reference(reference: str | None, names: Path | None, config: Path | None, family: str | None) -> Any:
@@ -250,15 +236,21 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
     return names_of(names, config, family) or (None if reference is None else load_function(reference))
 
 
-def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
-    """Hold a run against another, of which one is a program's or imported."""
+def _between(run: Path, against: Path, shown: Shown) -> None:
+    """Compare a run with another, of which one is a program's or imported; with filters, some of it."""
+    from precaudit.judging.looks import look_by
+    from precaudit.recording.dumps.runs import Imported
+    from precaudit.recording.opening import open_any
     from precaudit.references.comparison.between import compare_runs
     from precaudit.reports.comparison import between_report
 
     with progress_bar() as advance:
+        opened = open_any(run, held=False)
+        look = None if isinstance(opened, Imported) else look_by(opened, shown.filters)
         found = compare_runs(run, against, advance, held=False)
-    report = between_report(found, _apart(found.errors, run, against), every)
-    deliver(replace(report, ending=(f"Records: {found.folder}/errors.jsonl",)), as_json)
+    found = found if look is None else replace(found, errors=look.of(found.errors))
+    report = between_report(found, _apart(found.errors, run, against), shown.every or shown.verbose)
+    deliver(replace(report, ending=(f"Records: {found.folder}/errors.jsonl",)), shown.to)
 
 
 def _apart(pairs: Any, run: Path, against: Path) -> Any:
@@ -298,18 +290,10 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     return difference_verdict(pairs, known[0], known[1], helps, asked, differ)
 
 
-def _program(
-    run: Path,
-    program: Any,
-    reference: Any,
-    filters: tuple[str | None, str | None, str | None, str | None],
-    accum: tuple[str, ...],
-    as_json: bool,
-    every: bool,
-) -> None:
+def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], shown: Shown) -> None:
     """Compare a run of a program with its own segments; with filters, show some of it, compared whole before or now."""
     from precaudit.judging.gate import gate, judge_look
-    from precaudit.judging.looks import look_at
+    from precaudit.judging.looks import look_by
     from precaudit.judging.programs import program_errors, was_compared
     from precaudit.recording.programs.loading import program_of
     from precaudit.recording.runs.programs import open_program_run
@@ -319,11 +303,10 @@ def _program(
     from precaudit.reports.headline import headline
     from precaudit.reports.pages import as_markdown
     from precaudit.reports.program import program_report
-    from precaudit.reports.report import Report
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
-    look, code = look_at(opened, *filters), program is not None
+    look, code = look_by(opened, shown.filters), program is not None
     if isinstance(reference, tuple):
         program = program_of(opened, program)
         with progress_bar() as advance:
@@ -336,13 +319,13 @@ def _program(
     else:
         with progress_bar() as advance:
             errors = compare_program(opened, program, reference, advance, accum)
-        said = gate(run)
-        page = program_report(opened, errors, headline(said, str(run)), verdicts=said.verdicts)
+        page = program_report(opened, errors, headline(gate(run), str(run)))
         write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
     whole, errors = errors, errors if look is None else look.of(errors)
-    if as_json:
-        return deliver(Report(None, records=errors), as_json)
-    said = gate(run) if look is None else judge_look(opened, whole, look)
-    verdict = headline(said, str(run), "" if look is None else " in what was selected")
+    if look is None:
+        verdict = headline(gate(run), str(run))
+    else:
+        verdict = headline(judge_look(opened, whole, look), str(run), " in what was selected")
     where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
-    return deliver(replace(program_report(opened, errors, verdict, every, said.verdicts), ending=(where,)), as_json)
+    every = shown.every or shown.verbose
+    return deliver(replace(program_report(opened, errors, verdict, every), ending=(where,)), shown.to)

@@ -1,20 +1,26 @@
 """``precaudit diagnose``: which operation is wrong, why, and how sure that is."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from precaudit.cli._options import (
+    Delivery,
     cache_option,
     deliver,
+    filter_options,
     leave_out,
     progress_bar,
     references,
+    report_options,
     say,
     selection_of_filters,
-    selection_options,
 )
+from precaudit.cli._runs import RunFolder
+
+if TYPE_CHECKING:
+    from precaudit.schema.selection import Filters
 
 INVARIANCES = ("batches", SHARDING := "sharding")  # what may be run another way; the first where nothing is said
 
@@ -31,8 +37,8 @@ class _Words(click.Command):
 
 
 @click.command(cls=_Words)
-@click.argument("run", type=click.Path(path_type=Path))
-@selection_options
+@click.argument("run", type=RunFolder())
+@filter_options()
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
 @click.option(
@@ -61,27 +67,9 @@ class _Words(click.Command):
     help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
+@report_options("findings")
 @click.pass_context
-def command(
-    context: click.Context,
-    run: Path,
-    layers: str | None,
-    points: str | None,
-    phases: str | None,
-    prompt: str | None,
-    partial: bool,
-    no_cache: bool,
-    model: str | None,
-    program: str | None,
-    rerun: bool,
-    lift: tuple[str, ...],
-    invariance: str | None,
-    mesh: str | None,
-    objective: str,
-    verbose: bool,
-    as_json: bool,
-) -> int:
+def command(context: click.Context, /, run: Path, filters: "Filters", to: Delivery, **given: Any) -> int:
     """Find the cause of what rounding does not explain in RUN.
 
     Compares it first if that was not done.
@@ -97,34 +85,34 @@ def command(
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.diagnosis import diagnosis_report
 
-    kind = kind_of(run)
+    kind, model, mesh, partial = kind_of(run), given["model"], given["mesh"], given["partial"]
     if kind is Opened:
         leave_out(context, ("lift", "invariance", "mesh"), f"{run} is of a program")
-        if rerun:
+        if given["rerun"]:
             return _rerun(run, model)
-        return _program(run, program, model, (layers, points, phases, prompt), objective, verbose, as_json)
+        return _program(run, filters, to, given)
     if kind is not None:
         leave_out(context, ("program", "rerun"), f"{run} is no run of a program")
     opened = open_run(run, partial)
-    on_meshes = _on_meshes(opened, model, mesh) if invariance == SHARDING else None
+    on_meshes = _on_meshes(opened, model, mesh) if given["invariance"] == SHARDING else None
     if mesh is not None and on_meshes is None:
         raise UserError("--mesh goes with --invariance sharding")
-    asked = selection_of_filters(opened.record.requested, layers, points, phases, prompt)
-    with progress_bar() as advance, references(no_cache) as cache:
+    asked = selection_of_filters(opened.record.requested, filters)
+    with progress_bar() as advance, references(given["no_cache"]) as cache:
         found = diagnose(
             opened,
             asked,
             CompareOptions(accum=(), model=model, partial=partial, cache=cache),
             advance,
-            lift=_meanings(lift),
-            objective=objective,
+            lift=_meanings(given["lift"]),
+            objective=given["objective"],
         )
-        deliver(diagnosis_report(found, verbose), as_json)
+        deliver(diagnosis_report(found, given["verbose"]), to)
         codes = {found.exit_code}
         if on_meshes is not None:
-            codes.add(_across(found, on_meshes, model, cache, as_json))
-        elif invariance:
-            codes.add(_invariant(found, model, as_json))
+            codes.add(_across(found, on_meshes, model, cache, to.as_json))
+        elif given["invariance"]:
+            codes.add(_invariant(found, model, to.as_json))
     return 1 if 1 in codes else max(codes)
 
 
@@ -143,28 +131,22 @@ def _rerun(run: Path, model: str | None) -> int:
     return judged.exit_code
 
 
-def _program(
-    run: Path,
-    program: str | None,
-    model: str | None,
-    filters: tuple[str | None, str | None, str | None, str | None],
-    objective: str,
-    verbose: bool,
-    as_json: bool,
-) -> int:
+def _program(run: Path, filters: "Filters", to: Delivery, given: dict[str, Any]) -> int:
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose_program
-    from precaudit.judging.looks import look_at
+    from precaudit.judging.looks import look_by
     from precaudit.judging.programs import program_errors
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports.program_diagnosis import program_diagnosis_report
 
     with progress_bar() as advance:
         opened = open_program_run(run)
-        look = look_at(opened, *filters)
-        found = diagnose_program(opened, program, advance, None if look else objective, look, model)
+        look = look_by(opened, filters)
+        objective = None if look else given["objective"]
+        found = diagnose_program(opened, given["program"], advance, objective, look, given["model"])
     errors = program_errors(opened)
-    deliver(program_diagnosis_report(found, errors if look is None else look.of(errors), verbose), as_json)
+    shown = errors if look is None else look.of(errors)
+    deliver(program_diagnosis_report(found, shown, given["verbose"]), to)
     return found.exit_code
 
 
@@ -221,7 +203,7 @@ def _across(found: Any, subjects: dict[Any, Any], model: str | None, cache: Path
     for line in report.lines if as_json else ():
         say(line, err=True)
     if not as_json:
-        deliver(report, as_json)
+        deliver(report)
     return report.exit_code
 
 

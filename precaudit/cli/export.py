@@ -1,21 +1,31 @@
 """``precaudit export``: a compared run's errors for other programs."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import say
+from precaudit.cli._options import filter_options, say
+from precaudit.cli._runs import RunFolder
+
+if TYPE_CHECKING:
+    from precaudit.schema.selection import Filters
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFolder())
+@filter_options()
 @click.option("--csv", "as_csv", type=click.Path(path_type=Path), metavar="FILE", help="One row a record.")
 @click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="The same; columns keep formats.")
 @click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Scalars of points over layers.")
 @click.option("--wandb-offline", type=click.Path(path_type=Path), metavar="DIR", help="The same, for: wandb sync DIR.")
 def command(
-    run: Path, as_csv: Path | None, parquet: Path | None, tensorboard: Path | None, wandb_offline: Path | None
+    run: Path,
+    filters: "Filters",
+    as_csv: Path | None,
+    parquet: Path | None,
+    tensorboard: Path | None,
+    wandb_offline: Path | None,
 ) -> None:
     """Write what compare recorded of RUN as tables or logs.
 
@@ -29,21 +39,26 @@ def command(
     wanted = {"pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
     if as_csv is None and not any(wanted.values()):
         raise UserError("nothing to write: give --csv FILE, --parquet FILE, --tensorboard DIR or --wandb-offline DIR")
-    errors = _read_errors(run)
+    errors = _read_errors(run, filters)
     exports.needs(*(name for name, path in wanted.items() if path is not None))
     exports.require_free(*(path for path in (tensorboard, wandb_offline) if path is not None))
     _tables(errors, as_csv, parquet)
-    _logs(run, errors, tensorboard, wandb_offline)
+    if tensorboard is not None or wandb_offline is not None:
+        _logs(run, filters, errors, tensorboard, wandb_offline)
     for path in (as_csv, parquet, tensorboard, wandb_offline):
         if path is not None:
             say(f"{path}: {len(errors):,} records of {run}")
 
 
-def _read_errors(run: Path) -> Any:
-    """Return a run's error records; raises UserError where it was not compared."""
+def _read_errors(run: Path, filters: "Filters") -> Any:
+    """Return a run's error records that filters select; raises UserError where it was not compared."""
+    from precaudit.judging.looks import look_by
     from precaudit.judging.recalled import recall_any, records_of
+    from precaudit.recording.runs.programs import Opened
 
-    return records_of(recall_any(run))
+    found = recall_any(run)
+    look = look_by(found if isinstance(found, Opened) else found.run, filters)
+    return records_of(found) if look is None else look.of(records_of(found))
 
 
 def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
@@ -57,15 +72,13 @@ def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
                 write(f, errors)
 
 
-def _logs(run: Path, errors: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:
+def _logs(run: Path, filters: "Filters", errors: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:
     """Write the logs, which hold the verdict of the default rules; of a table alone nothing is judged."""
-    from precaudit.judging.gate import gate
+    from precaudit.judging.gate import Criteria, gate_selected
     from precaudit.reports import exports
     from precaudit.reports.gate import gate_report
 
-    if tensorboard is None and wandb_offline is None:
-        return
-    judgement = gate(run)
+    judgement = gate_selected(run, Criteria(filters=filters))
     told = gate_report(judgement, str(run)).lines
     if tensorboard is not None:
         exports.tensorboard(tensorboard, errors, told)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import deliver, page_options, progress_bar
+from precaudit.cli._options import Delivery, deliver, progress_bar, report_options
 
 
 @click.command()
@@ -19,20 +19,12 @@ from precaudit.cli._options import deliver, page_options, progress_bar
 @click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to sample.")
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the error records here, as JSONL.",
-)
-@page_options
-@click.option(
     "--failing",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
     help="Shrink the first input that fails on each side, and write it here.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
+@report_options("records", "Write the error records here, as JSONL.")
 def command(
     kernel: str | None,
     listing: bool,
@@ -42,10 +34,8 @@ def command(
     argnums: str | None,
     seeds: int,
     plain: bool,
-    output: Path | None,
     failing: Path | None,
-    as_json: bool,
-    **pages: Path | None,
+    to: Delivery,
 ) -> int:
     """Compare a kernel and its gradients with FP64.
 
@@ -57,7 +47,7 @@ def command(
     from precaudit.errors import UserError
 
     if listing:
-        return _print_checks(as_json)
+        return _print_checks(to)
     if kernel is None:
         raise UserError("gradcheck needs a KERNEL, FILE.py:NAME; precaudit gradcheck --list names those that ship")
     from precaudit.checks.gradients.check import gradcheck
@@ -85,18 +75,18 @@ def command(
         )
         saved = [] if failing is None else _save_smallest(found, it, formula, failing)
     report = gradient_report(found)
-    deliver(replace(report, notes=(*report.notes, *saved)), as_json, output, **pages)
+    deliver(replace(report, notes=(*report.notes, *saved)), to)
     return found.exit_code
 
 
-def _print_checks(as_json: bool) -> int:
+def _print_checks(to: Delivery) -> int:
     """Print the checks that ship, a table or a line of JSON each."""
     from precaudit.checks.gradients.shipped import shipped_checks
     from precaudit.reports.gradients import shipped_report
 
     with progress_bar("loading JAX"):
         found = shipped_checks()
-    deliver(shipped_report(found), as_json)
+    deliver(shipped_report(found), to)
     return 0
 
 

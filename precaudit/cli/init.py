@@ -17,10 +17,12 @@ def command(subject: str | None, reference: str | None, force: bool) -> None:
     SUBJECT is what they audit: a precaudit.Program of your own as FILE.py:NAME or module:NAME (its code
     runs), a checkpoint's folder, a .gguf file or a hub id. It is asked for on a terminal.
     """
+    from precaudit.workflows.package_source import package_source
     from precaudit.workflows.starter import init
 
     for path in init(subject or _ask(), ".", reference, force):
         say(f"wrote {path}")
+    say(f"assumed: {package_source().assumes}")
     say("Next: precaudit audit")
 
 

@@ -3,18 +3,23 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import say, selection_options
+from precaudit.cli._options import filter_options, say
+from precaudit.cli._runs import RunFolder
+
+if TYPE_CHECKING:
+    from precaudit.schema.selection import Filters
 
 OURS = 70  # the exit code of a fault of ours, whose traceback textual has printed
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@selection_options
-def command(run: Path, layers: str | None, points: str | None, phases: str | None, prompt: str | None) -> int:
+@click.argument("run", type=RunFolder())
+@filter_options()
+def command(run: Path, filters: "Filters") -> int:
     """Look at RUN in the terminal: a heat map to walk on.
 
     Arrows move over layers and points, with Shift they select. Enter tells a cell's story, / filters, Tab shows the
@@ -22,10 +27,8 @@ def command(run: Path, layers: str | None, points: str | None, phases: str | Non
     What is written beside the run meanwhile is shown. Needs the extra session.
     """
     from precaudit.errors import UserError
-    from precaudit.reports.session.filters import Filters
     from precaudit.reports.session.reading import require_readable
 
-    filters = Filters(layers, points, phases, prompt)
     require_readable(run)
     if find_spec("textual") is None:
         raise UserError("open needs textual: pip install 'precaudit[session]'")

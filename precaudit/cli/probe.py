@@ -1,10 +1,8 @@
 """``precaudit probe``: products of attention scores in every format and way, on the device that runs."""
 
-from pathlib import Path
-
 import click
 
-from precaudit.cli._options import deliver, page_options, progress_bar
+from precaudit.cli._options import Delivery, deliver, progress_bar, report_options
 
 
 @click.command()
@@ -33,16 +31,8 @@ from precaudit.cli._options import deliver, page_options, progress_bar
     help="Exit 1 where it is so: 'default worse than 1e-3', 'BF16_* replaced'; may be repeated.",
 )
 @click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the records here, as JSONL; gate judges them.",
-)
-@page_options
 @click.option("-v", "--verbose", is_flag=True, help="A row a way, the refused ones among them.")
-@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
+@report_options("records", "Write the records here, as JSONL; gate judges them.")
 def command(
     shapes: tuple[str, ...],
     formats: str,
@@ -50,10 +40,8 @@ def command(
     tpu: str | None,
     fail_on: tuple[str, ...],
     no_time: bool,
-    output: Path | None,
     verbose: bool,
-    as_json: bool,
-    **pages: Path | None,
+    to: Delivery,
 ) -> int:
     """Say how this device computes attention scores.
 
@@ -69,5 +57,5 @@ def command(
         found = probe(shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance)
     from precaudit.reports.probe import probe_report
 
-    deliver(probe_report(found, verbose), as_json, output, **pages)
+    deliver(probe_report(found, verbose), to)
     return found.exit_code

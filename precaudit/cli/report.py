@@ -1,38 +1,49 @@
-"""``precaudit report``: the report of what compare has written, again."""
+"""``precaudit report``: what compare and diagnose wrote of a run, again; for people, as Markdown or HTML."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import deliver, write
+from precaudit.cli._options import SCREEN, Delivery, deliver, filter_options, report_options, say, write
+from precaudit.cli._runs import RunFolder
+
+if TYPE_CHECKING:
+    from precaudit.schema.selection import Filters
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--markdown", "as_markdown_", is_flag=True, help="Print Markdown, with every table.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write one HTML file with charts; it needs no network.",
-)
+@click.argument("run", type=RunFolder())
+@filter_options()
+@report_options("error records")
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
-def command(run: Path, as_markdown_: bool, page: Path | None, every: bool, verbose: bool) -> None:
-    """Show what compare and diagnose found of RUN; computes nothing."""
+def command(run: Path, filters: "Filters", to: Delivery, every: bool, verbose: bool) -> None:
+    """Show what compare and diagnose found of RUN; computes nothing.
+
+    Markdown has every table, and the HTML page charts.
+    """
     from precaudit.reports.comparison import recalled_report
     from precaudit.reports.gathered import gather_run
     from precaudit.reports.pages import as_markdown
 
-    if page is not None:
-        from precaudit.reports.html import render
+    if to.html is not None:
+        from precaudit.reports import charts
+        from precaudit.reports.html import gathered_page
 
-        write(page, render(run))
-        click.echo(f"{page}: open it in a browser")
-        return
-    report = recalled_report(gather_run(run), verbose, every, as_markdown_)
-    if as_markdown_:
-        click.echo(as_markdown(report, 1, None))
-    else:
-        deliver(report, as_json=False)
+        charts.require_altair()
+    found = gather_run(run, filters)
+    if to.markdown is not None:
+        text = as_markdown(recalled_report(found, verbose, every, True), 1, None)
+        if to.markdown == SCREEN:
+            click.echo(text)
+        else:
+            write(to.markdown, text)
+            say(f"{to.markdown}: all that is known of {run}")
+    if to.html is not None:
+        write(to.html, gathered_page(found))
+        say(f"{to.html}: open it in a browser")
+    if to.as_json or (to.markdown is None and to.html is None):
+        report = recalled_report(found, verbose, every)
+        deliver(replace(report, records=found.errors), Delivery(to.as_json))

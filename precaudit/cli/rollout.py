@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from precaudit.cli._options import deliver, page_options, progress_bar
+from precaudit.cli._options import Delivery, deliver, policy_names, progress_bar, report_options
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.budgets import RolloutBudget
@@ -22,7 +22,6 @@ DRAWS = (
     "seed",
     "loops",
     "rounds",
-    "policies",
     "trainer_policy",
     "end_tokens",
     "save",
@@ -64,13 +63,12 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the samples.")
 @click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to time.")
 @click.option("--rounds", type=int, help="How often everything is sampled and timed [3; 1 for answers].")
-@click.option("--policies", metavar="A,B", help="Names or files: sample under each, and time each against the first.")
 @click.option(
     "--policy",
     default="bf16",
     show_default=True,
-    metavar="NAME|FILE",
-    help="Formats of the trainer's view, and of the sampling.",
+    metavar="A,B",
+    help="Formats of the trainer's view and the sampling, names or files; each is timed against the first.",
 )
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--trainer-policy", metavar="NAME|FILE", help="Score the samples by this policy, too.")
@@ -97,23 +95,15 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
     metavar="METRIC=X",
     help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the records here, as JSONL: of the whole, then of each sequence.",
-)
-@page_options
+@report_options("records", "Write the records here, as JSONL: of the whole, then of each sequence.")
 @click.option(
     "--save",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the samples, as --from reads them.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
-def command(model: str, source: Path | None, **given: Any) -> int:
+def command(model: str, source: Path | None, to: Delivery, **given: Any) -> int:
     """Compare rollouts with a trainer and FP64.
 
     Samples tokens from MODEL's prompts, under one policy or several, and says what that costs; or, with --from, reads
@@ -138,9 +128,9 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     if is_reference(model):
         from precaudit.cli._drawing import draw_program
 
-        return draw_program(model, given, [name for name in told if name not in OF_A_PROGRAM])
+        return draw_program(model, given, to, [name for name in told if name not in OF_A_PROGRAM])
     limits = parse_limits(given["fail_above"], given["fail_below"])
-    if given["html"] is not None:
+    if to.html is not None:
         from precaudit.reports.charts import drawing
 
         drawing()
@@ -150,19 +140,23 @@ def command(model: str, source: Path | None, **given: Any) -> int:
             raise UserError("--engine-policy is for rollouts that an engine made: give them with --from FILE")
         from precaudit.cli._drawing import draw_rollouts
 
-        return draw_rollouts(model, given, limits)
+        return draw_rollouts(model, given, limits, to)
     if any(x.entry.metric == ANSWERS for x in limits):
         raise UserError(f"--from reads rollouts and asks nothing; leave out --fail-below {ANSWERS}")
+    if len(policy_names(given["policy"])) > 1:
+        raise UserError(f"--from reads rollouts, which one trainer scores: give one --policy, not {given['policy']}")
     if chosen:
         raise UserError(f"--from reads rollouts and samples none; leave out --{chosen[0].replace('_', '-')}")
     if given["temperature"] is None:
         given["temperature"] = 1.0
     if not given["temperature"] > 0:
         raise UserError(f"--temperature {given['temperature']:g}: what an engine divides by is above 0")
-    return _score_file(model, source, given, limits)
+    return _score_file(model, source, given, limits, to)
 
 
-def _score_file(model: str, source: Path, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]") -> int:
+def _score_file(
+    model: str, source: Path, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]", to: Delivery
+) -> int:
     """Hold the rollouts of a file to a policy and FP64."""
     from precaudit.checks.rollouts.reading import read_rollouts
     from precaudit.cli._explaining import exit_code_with_causes, explain_rollouts
@@ -194,5 +188,5 @@ def _score_file(model: str, source: Path, given: dict[str, Any], limits: "tuple[
         why = explain_rollouts([(subject, found, rollouts)], given, given["temperature"], advance)
         origin = of_read(found, subject, rollouts, given["temperature"])
     report = rollout_report(RolloutStory(origin, (found,), tuple(why)))
-    deliver(report, given["as_json"], given["output"], given["markdown"], given["html"])
+    deliver(report, to)
     return exit_code_with_causes(why, found.exit_code)

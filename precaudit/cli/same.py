@@ -1,10 +1,8 @@
 """``precaudit same``: whether two programs are one formula."""
 
-from pathlib import Path
-
 import click
 
-from precaudit.cli._options import deliver, page_options, progress_bar
+from precaudit.cli._options import Delivery, deliver, progress_bar, report_options
 
 
 @click.command()
@@ -16,10 +14,16 @@ from precaudit.cli._options import deliver, page_options, progress_bar
     metavar="N",
     help="The row of the longer output that the shorter begins at [found in FP64].",
 )
-@click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this case; may be given again.")
-@page_options
-@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
-def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_json: bool, **pages: Path | None) -> int:
+@click.option(
+    "--prompt",
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="IDS",
+    help="Only these cases of both: ID[,ID]; may be given again.",
+)
+@report_options("records")
+def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], to: Delivery) -> int:
     """Say whether two programs are one formula.
 
     Two entry points of one program will do. Both run in FP64 on cases with the same names, and outputs with one
@@ -34,9 +38,11 @@ def command(one: str, other: str, rows: int | None, cases: tuple[str, ...], as_j
     Exit code 0: one formula, they differ by rounding. 1: not one formula. 3: it cannot be decided.
     """
     from precaudit.reports.sameness import sameness_report
+    from precaudit.schema.selection import names_in
     from precaudit.workflows.same import same
 
+    named = tuple(name for text in cases for name in names_in(text, "case"))
     with progress_bar("loading JAX") as advance:
-        found = same(one, other, rows=rows, cases=cases or None, progress=advance)
-    deliver(sameness_report(found.cases), as_json, **pages)
+        found = same(one, other, rows=rows, cases=named or None, progress=advance)
+    deliver(sameness_report(found.cases), to)
     return found.exit_code

@@ -6,20 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import cache_option, deliver, progress_bar, references, say
+from precaudit.cli._options import (
+    Delivery,
+    cache_option,
+    deliver,
+    filter_options,
+    progress_bar,
+    references,
+    report_options,
+    say,
+)
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
+    from precaudit.schema.selection import Filters
 
 
 @click.command()
 @click.argument("subject")
-@click.option("--policies", metavar="A,B", help="Names or files [the shipped ones]; times are × the first's.")
+@click.option("--policy", metavar="A,B", help="Names or files [the shipped ones]; times are × the first's.")
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt.")
-@click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")
-@click.option("--layers", metavar="LAYERS", help="Layers to record, as in trace.")
-@click.option("--points", metavar="POINTS", help="Points to record, as in trace.")
+@filter_options()
 @click.option("--decode-steps", type=int, default=4, show_default=True, help="Steps recorded after each prompt.")
 @click.option("--batch", type=int, default=8, show_default=True, help="Sequences sampled together.")
 @click.option(
@@ -41,8 +49,8 @@ if TYPE_CHECKING:
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @cache_option
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSONL.")
-def command(subject: str, text: str | None, **given: Any) -> int:
+@report_options("rows")
+def command(subject: str, text: str | None, filters: "Filters", to: Delivery, **given: Any) -> int:
     """Run SUBJECT under many policies and say what each costs.
 
     Every policy is traced on the tokens of the first, compared with FP64 and judged. All sample tokens after the same
@@ -53,6 +61,7 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     from precaudit.errors import UserError
     from precaudit.reports import sweep as report
     from precaudit.schema.policies import load_policy
+    from precaudit.schema.program_names import require_name
     from precaudit.schema.prompts import Prompt
     from precaudit.schema.selection import Selection
     from precaudit.workflows.sweep import Sweep, policies_of, sweep
@@ -67,8 +76,9 @@ def command(subject: str, text: str | None, **given: Any) -> int:
         from precaudit.reports.charts import drawing
 
         drawing()
-    policies = [load_policy(name) for name in policies_of(given["policies"])]
-    select = Selection.parse(given["layers"], given["points"], None, None, given["prompt"])
+    require_name(subject)
+    policies = [load_policy(name) for name in policies_of(given["policy"])]
+    select = Selection.parse(filters.layers, filters.points, filters.phases, filters.positions, filters.prompt)
     source = [Prompt(id="text", prompt=text)] if text is not None else given["prompts"]
     folder = given["output"] or Path("traces") / "runs" / f"{Path(subject).stem}-sweep"
     with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
@@ -96,5 +106,5 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     for path in given["plots"]:
         write_whole(path, report.picture(rows, path, subject, given["tpu"]))
     found = report.sweep_report(rows, given["tpu"])
-    deliver(found, given["as_json"])
+    deliver(found, to)
     return found.exit_code

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from precaudit.cli._hosts import NAMES, hosts_options
-from precaudit.cli._options import deliver, given_options, leave_out, progress_bar, say, selection_options
+from precaudit.cli._options import deliver, filter_options, given_options, leave_out, policy_names, progress_bar, say
 from precaudit.cli._sketching import NAMES as SKETCHED
 from precaudit.cli._sketching import sketch_of_model, sketch_options
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
+    from precaudit.schema.selection import Filters
 
 
 @click.command()
 @click.argument("subject", required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the run [traces/runs/SUBJECT-POLICY].")
-@selection_options
-@click.option("--positions", metavar="ROWS", help="Positions of prefill and rescore: last:16,::64.")
+@filter_options()
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt, instead of a file.")
 @click.option(
     "--policy",
     default="bf16",
     show_default=True,
-    metavar="NAME|FILE",
-    help="Formats of the computation; several, NAME,NAME: a run of each in the folder -o.",
+    metavar="A,B",
+    help="Formats of the computation, names or files; of several, a run of each in the folder -o.",
 )
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--decode-steps", type=int, default=8, show_default=True, help="Steps after decode0.")
@@ -76,11 +76,7 @@ def command(
     context: click.Context,
     subject: str | None,
     output: Path | None,
-    layers: str | None,
-    points: str | None,
-    phases: str | None,
-    prompt: str | None,
-    positions: str | None,
+    filters: "Filters",
     prompts: Path | None,
     text: str | None,
     policy: str,
@@ -113,6 +109,7 @@ def command(
         return _again(context, repeat, output, force)
     from precaudit.errors import UserError
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
+    from precaudit.schema.program_names import require_name
     from precaudit.schema.prompts import Prompt
     from precaudit.schema.selection import Selection
 
@@ -121,16 +118,15 @@ def command(
     from precaudit.recording.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(
-            context, subject, output, rename, layers, points, prompt, phases, positions, force, device, strict, sketch
-        )
+        return _program(context, subject, filters, sketch)
     if rename is not None or taps != "both":
         raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
     if strict:
         raise UserError("--strict is for a program, FILE.py:NAME; of a model it is --set excess_precision=off")
-    select = Selection.parse(layers, points, phases, positions, prompt)
+    require_name(subject)
+    select = Selection.parse(filters.layers, filters.points, filters.phases, filters.positions, filters.prompt)
     changes = parse_settings(settings)
-    chosen = [apply_settings(load_policy(name), changes) for name in _policies(policy)]
+    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policy)]
     if text is not None and prompts is not None:
         raise UserError("give --text or --prompts, not both")
     if text is not None and not text.strip():
@@ -170,12 +166,6 @@ def command(
         return 0 if len(runs) == len(found) else 3
     say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
     return 0
-
-
-def _policies(text: str) -> list[str]:
-    """Return the policies named in ``bf16,fp32``; a file's name may hold a comma."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return [text] if Path(text).is_file() or not names else names
 
 
 def _folders(policies: "Sequence[Policy]", folder: Path) -> list[Path]:
@@ -227,24 +217,10 @@ def _deliver_recorded(found: Sequence[Any]) -> None:
         for t in found
     ]
     table = policy_table(("policy", "run", "tensors", "MB", "what became of it"), rows)
-    deliver(Report(None, (Section(tables=(table,)),)), as_json=False)
+    deliver(Report(None, (Section(tables=(table,)),)))
 
 
-def _program(
-    context: click.Context,
-    reference: str,
-    output: Path | None,
-    rename: Path | None,
-    layers: str | None,
-    points: str | None,
-    cases: str | None,
-    phases: str | None,
-    positions: str | None,
-    force: bool,
-    device: str,
-    strict: bool,
-    sketch: int | None,
-) -> int:
+def _program(context: click.Context, reference: str, filters: "Filters", sketch: int | None) -> int:
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_program, rename_points, trust
@@ -256,6 +232,9 @@ def _program(
     from precaudit.schema.records.base import value
     from precaudit.schema.selection import names_in, parse_layers
 
+    given = context.params
+    device, strict, rename, force = given["device"], given["strict"], given["rename"], given["force"]
+    layers, points, phases, cases = filters.layers, filters.points, filters.phases, filters.prompt
     target = target_of(device)
     if strict and target is not None:
         raise UserError(f"--strict is for JAX's own device, not for {device}")
@@ -279,7 +258,7 @@ def _program(
     program = program if cases is None else program.some(names_in(cases, "case"))
     if (policy := _from_command_line(context, "policy")) is not None or context.params["settings"]:
         program = program.announcing(policy, parse_settings(context.params["settings"]))
-    folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
+    folder = given["output"] or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance, _on_interrupt([folder]):
         taps = context.params["taps"]
         chosen = None if layers is None else parse_layers(layers, longest_scan(program, taps))
@@ -299,7 +278,7 @@ def _program(
             strict,
             taps,
             asked,
-            positions,
+            filters.positions,
             entries,
             context.params["resume"],
             sketch,

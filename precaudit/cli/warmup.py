@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import deliver, progress_bar, say
+from precaudit.cli._options import Delivery, deliver, policy_names, progress_bar, report_options, say
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.timing import Task
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 @click.option("--top-p", type=float, help="As in rollout.")
 @click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to compile.")
 @click.option("--decode-steps", type=int, default=8, show_default=True, help="Of trace: steps after decode0.")
-@click.option("--policies", default="bf16", show_default=True, metavar="A,B", help="Names or files.")
+@click.option("--policy", default="bf16", show_default=True, metavar="A,B", help="Names or files.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
+@report_options("programs")
 def command(
     model: str,
     purpose: str,
@@ -48,10 +49,11 @@ def command(
     top_p: float | None,
     loops: str,
     decode_steps: int,
-    policies: str,
+    policy: str,
     settings: tuple[str, ...],
     device: str,
     allow_field: tuple[str, ...],
+    to: Delivery,
 ) -> int:
     """Compile what MODEL's rollouts or traces run.
 
@@ -59,7 +61,7 @@ def command(
     those of buckets: 64, 256, then steps of an eighth. For trace, with the default points.
     """
     from precaudit.checks.rollouts.sampling import Sampling
-    from precaudit.cli._drawing import loops_named, policy_names
+    from precaudit.cli._drawing import loops_named
     from precaudit.errors import UserError
     from precaudit.reports.drawn import warmup_report
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
@@ -67,7 +69,7 @@ def command(
     if prompts is not None and lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
     changes = parse_settings(settings)
-    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policies)]
+    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policy)]
     sampling, named = Sampling(temperature, top_k, top_p), loops_named(loops)
     with progress_bar("loading JAX") as advance:
         from precaudit.checks.rollouts.timing import How, check_room
@@ -76,9 +78,9 @@ def command(
         from precaudit.recording.tracing.subject import load
 
         found: list[Warmed] = []
-        for i, policy in enumerate(chosen):
-            advance(i, len(chosen), f"compiling for {policy.name}")
-            subject = load(model, policy, device=device, allow=allow_field)
+        for i, one in enumerate(chosen):
+            advance(i, len(chosen), f"compiling for {one.name}")
+            subject = load(model, one, device=device, allow=allow_field)
             how = How(batch, new_tokens, sampling, end_tokens(subject.checkpoint))
             given = _tasks(subject, prompts, lengths, n)
             check_room(subject, given, how)
@@ -86,7 +88,7 @@ def command(
                 found += for_rollouts(subject, given, how, named)
             if purpose != "rollout":
                 found += for_traces(subject, given, decode_steps, batch)
-    deliver(warmup_report(found), as_json=False)
+    deliver(warmup_report(found), to)
     return 0
 
 

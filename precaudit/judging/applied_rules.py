@@ -1,6 +1,6 @@
 """Limits, budgets and a baseline applied to records, one at a time."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,9 +23,17 @@ from precaudit.schema.records.errors import ErrorRecord
 JUDGED = ("local", "forward", "state", "formula", "product", "sums", "policy")
 
 
+def holds_all(_: ErrorRecord | Verdict) -> bool:
+    """Look at all there is."""
+    return True
+
+
 @dataclass
 class Rules:
-    """Limits, budgets and a baseline, applied to one record at a time; counts what passes."""
+    """Limits, budgets and a baseline, applied to one record at a time; counts what passes.
+
+    ``holds``: what is looked at. Of the rest nothing is counted; its verdicts say what those looked at inherit.
+    """
 
     limits: Limits
     budgets: tuple[RunBudget, ...] = ()
@@ -39,6 +47,7 @@ class Rules:
     stated: Mapping[str, float] = field(default_factory=dict)  # of rel_l2, by kind, beside whatever else judges it
     sizes: Sizes = field(default_factory=Sizes)
     pool: ForwardPool = field(default_factory=ForwardPool)
+    holds: Callable[[ErrorRecord | Verdict], bool] = holds_all
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
@@ -49,19 +58,22 @@ class Rules:
             raise UserError(
                 f"{where}: a second {e.kind} record of {Place.of(e).text}; the file was put together wrongly"
             )
-        self.places[e.layer, e.point] = None
+        held = self.holds(e)
+        if held:
+            self.places[e.layer, e.point] = None
         if e.skipped is None:
             self.ran.add(e.point)
         stated = under(self.budgets, e.kind, e.phase, e.layer, e.point)
         if e.kind == "product" and not stated:
-            self.free += 1
+            self.free += held
             return None
-        self.sizes.add(e)
-        if not stated:
+        if held:
+            self.sizes.add(e)
+        if held and not stated:
             self.pool.add(e)
         verdict = self._within(e, self._judge_by_budgets(e, stated) if stated else judge(e, self.limits))
         if verdict is not None and verdict.status == "pass":
-            self.passed += 1
+            self.passed += held
             return None
         return verdict
 

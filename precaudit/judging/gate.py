@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from precaudit.judging.budgets import Known, RunBudget, read_budgets, resolve_bu
 from precaudit.judging.expected import absent, disturbances, missing_formulas, missing_pairs, missing_records
 from precaudit.judging.farthest import ways_made
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.looks import Look
+from precaudit.judging.looks import Look, look_by
 from precaudit.judging.recalled import recall_any
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
@@ -32,8 +32,21 @@ from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.policies import besides
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.selection import Filters
 
 STATED = ("forward", "local")
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What a run is judged by, as ``gate`` has it, and ``filters``: which of its verdicts are counted and shown."""
+
+    budgets: Path | None = None
+    baseline: Path | None = None
+    across_devices: bool = False
+    limits: Limits | None = None
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    filters: Filters = field(default_factory=Filters)
 
 
 def gate(
@@ -54,19 +67,29 @@ def gate(
     """
     budgets = None if budgets is None else path_of(budgets, "budgets")
     baseline = None if baseline is None else path_of(baseline, "baseline")
+    return gate_selected(source, Criteria(budgets, baseline, across_devices, limits, at_most or {}))
+
+
+def gate_selected(source: Path | str | Comparison | AnyRun | ProgramErrors, by: Criteria) -> Judgement:
+    """Judge all of a run and return the verdicts that filters hold; raises UserError as ``gate``."""
     if isinstance(source, ProgramErrors):
         source = source.opened
     if isinstance(source, AnyRun):
         source = source.folder  # as it is on disk now
-    frozen = None if baseline is None else read_run_baseline(baseline)
-    rules = Rules(limits or default_limits(), (), frozen, stated=checked_limits(at_most or {}))
+    frozen = None if by.baseline is None else read_run_baseline(by.baseline)
+    rules = Rules(by.limits or default_limits(), (), frozen, stated=checked_limits(by.at_most))
     if not isinstance(source, Comparison) and Path(source).is_file():
-        return _gate_file(Path(source), rules, budgets)
+        if by.filters.options:
+            raise UserError(f"{source} is a file of records, judged whole; leave out {by.filters.options[0]}")
+        return _gate_file(Path(source), rules, by.budgets)
     found = source if isinstance(source, Comparison) else recall_any(source)
+    look = look_by(found if isinstance(found, Opened) else found.run, by.filters)
+    if look is not None:
+        rules.holds = look.holds
     if isinstance(found, Opened):
-        return _gate_program(found, rules, budgets, across_devices)
-    rules.budgets = read_budgets(budgets) if budgets is not None else ()
-    return _gate_run(found, rules, budgets, across_devices)
+        return _gate_program(found, rules, by.budgets, by.across_devices)
+    rules.budgets = read_budgets(by.budgets) if by.budgets is not None else ()
+    return _gate_run(found, rules, by.budgets, by.across_devices)
 
 
 def checked_limits(stated: Mapping[str, float]) -> dict[str, float]:
@@ -174,7 +197,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
 def _of_pairs(rules: Rules, pairs: Iterable[PrefillDecodeRecord]) -> list[Verdict]:
     """Return the verdicts on positions seen twice that do not pass; those that do are counted."""
     found = [judge_pair(p) for p in pairs]
-    rules.passed += sum(v.status == "pass" for v in found)
+    rules.passed += sum(v.status == "pass" and rules.holds(v) for v in found)
     return [v for v in found if v.status != "pass"]
 
 
@@ -243,7 +266,7 @@ def _judgement(name: str, verdicts: Iterable[Verdict], rules: Rules, notes: Iter
     found: Counter[Status] = Counter()
 
     def count_records() -> Iterator[Verdict]:
-        for v in never_run(verdicts, rules.ran):
+        for v in filter(rules.holds, never_run(verdicts, rules.ran)):
             found[v.status] += 1
             yield v
 

@@ -3,27 +3,28 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from precaudit.errors import UserError, nearest
 from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
+from precaudit.recording.runs.positioned import Calls, calls_at
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
-from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.selection import Texts, names_in, parse_layers
+from precaudit.schema.selection import Filters, Texts, check_names, parse_layers
 
 
 @dataclass(frozen=True)
 class Look:
-    """Filters of records and verdicts of a program's run; None: all. A point's occurrences go along with it.
+    """Filters of records and verdicts of a run; None: all. A point's occurrences go along with it.
 
-    Of what is in no layer nothing is left out by layers.
+    Of what is in no layer nothing is left out by layers. ``calls``: those that hold the positions that were asked for.
     """
 
     layers: Collection[int] | None = None
     points: Collection[str] | None = None
     phases: Collection[str] | None = None
     cases: Collection[str] | None = None
+    calls: Calls | None = None
 
     def holds(self, x: ErrorRecord | Verdict) -> bool:
         """Whether a record or a verdict is looked at; one of no point or of no case is."""
@@ -31,9 +32,20 @@ class Look:
         return (
             (self.layers is None or x.layer is None or x.layer in self.layers)
             and (self.points is None or not x.point or bool({name, x.point} & set(self.points)))
-            and (self.phases is None or not x.phase or x.phase in self.phases)
-            and (self.cases is None or not x.prompt or x.prompt in self.cases)
+            and self.holds_place(x.prompt, x.phase, x.step)
         )
+
+    def holds_place(self, prompt: str, phase: str, step: int) -> bool:
+        """Whether a call of a case is looked at."""
+        return (
+            (self.phases is None or not phase or phase in self.phases)
+            and (self.cases is None or not prompt or prompt in self.cases)
+            and (self.calls is None or not prompt or (prompt, phase, step) in self.calls)
+        )
+
+    def holds_pair(self, prompt: str, step: int) -> bool:
+        """Whether a position of decode that prefill sees too is looked at: its logits are compared."""
+        return (self.points is None or LOGITS in self.points) and self.holds_place(prompt, "decode", step)
 
     def of(self, errors: Iterable[ErrorRecord]) -> list[ErrorRecord]:
         """Return the records that are looked at."""
@@ -74,13 +86,14 @@ def look_at(
     points: Texts | None = None,
     phases: Texts | None = None,
     prompt: Texts | None = None,
+    positions: str | None = None,
 ) -> Look | None:
     """Return a look at a run, as filters on the command line say it; None without any.
 
-    ``phases``: of a program entry points; ``prompt``: prompts or cases. Raises UserError for what the run does not
-    hold.
+    ``phases``: for a program entry points; ``prompt``: prompts or cases; ``positions``: for a program calls. Raises
+    UserError for what the run does not hold.
     """
-    if all(x is None for x in (layers, points, phases, prompt)):
+    if all(x is None for x in (layers, points, phases, prompt, positions)):
         return None
     known = nameable_in(opened)
     a_phase, a_case = known.words
@@ -89,7 +102,13 @@ def look_at(
     at = _check_known(phases, a_phase, tuple(known.phases))
     within = None if at is None else tuple(known.phases[name] for name in at)
     cases = _check_known(prompt, a_case, known.cases)
-    return Look(wanted, None if of is None or "all" in of else of, within, cases)
+    calls = None if positions is None else calls_at(opened, positions)
+    return Look(wanted, None if of is None or "all" in of else of, within, cases, calls)
+
+
+def look_by(opened: Opened | Run, filters: Filters) -> Look | None:
+    """Return a look at a run by filters of the command line, as ``look_at`` does."""
+    return look_at(opened, filters.layers, filters.points, filters.phases, filters.prompt, filters.positions)
 
 
 def _text(given: Texts) -> str:
@@ -99,7 +118,4 @@ def _text(given: Texts) -> str:
 def _check_known(given: Texts | None, what: str, known: Sequence[str]) -> tuple[str, ...] | None:
     if given is None:
         return None
-    names = names_in(_text(given), what)
-    if unknown := [name for name in names if name not in known and (what, name) != ("point", "all")]:
-        raise UserError(f"the run holds no {what} {unknown[0]!r}{nearest(unknown[0], known)}")
-    return names
+    return check_names(_text(given), what, known, "the run holds")

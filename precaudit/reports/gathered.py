@@ -1,13 +1,14 @@
 """All that is written beside a run, of a model or of a program, for a report that shows all of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Shares
-from precaudit.judging.gate import gate
+from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.judgement import Judgement
+from precaudit.judging.looks import Look, look_by
 from precaudit.judging.programs import filed_errors
 from precaudit.judging.recalled import recall_any
 from precaudit.recording.runs.hashes import file_hash
@@ -19,6 +20,7 @@ from precaudit.schema.records.base import Record
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines
 from precaudit.schema.records.runs import RunRecord
+from precaudit.schema.selection import Filters
 
 R = TypeVar("R", bound=Record)
 
@@ -68,9 +70,40 @@ def recall_run(folder: Path) -> Recalled:
     return Recalled(folder, filed_errors(found), None, found, sources)
 
 
-def gather_run(folder: Path) -> Gathered:
-    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered."""
-    return gather(recall_run(folder))
+def gather_run(folder: Path, filters: Filters | None = None) -> Gathered:
+    """Read a compared run and what diagnose wrote of it, or what filters select of both.
+
+    Raises UserError for what was not compared, or was altered, and for filters that name what the run lacks.
+    """
+    found = gather(recall_run(folder))
+    opened = found.program if found.compared is None else found.compared.run
+    assert opened is not None
+    look = None if filters is None else look_by(opened, filters)
+    if filters is None or look is None:
+        return found
+    return _selected(found, look, gate_selected(folder, Criteria(filters=filters)))
+
+
+def _selected(found: Gathered, look: Look, judged: Judgement) -> Gathered:
+    """Return what a look at a run holds; shares and what changes help are for the whole, and are omitted."""
+    errors, compared = look.of(found.errors), found.compared
+    if compared is not None:
+        pairs = [p for p in compared.prefill_decode if look.holds_pair(p.prompt, p.step)]
+        compared = replace(compared, errors=errors, prefill_decode=pairs)
+    findings = None if found.findings is None else tuple(f for f in found.findings if _is_held(f, look))
+    return replace(
+        found, errors=errors, compared=compared, judgement=judged, findings=findings, shares=None, remedies=None
+    )
+
+
+def _is_held(f: Finding, look: Look) -> bool:
+    """Whether a finding shows in a layer, phase and case that is looked at, and at its point."""
+    return (
+        (look.layers is None or not f.layers or bool(set(f.layers) & set(look.layers)))
+        and (look.points is None or bool({f.point, f.point.partition("#")[0]} & set(look.points)))
+        and (look.phases is None or not f.phases or bool(set(f.phases) & set(look.phases)))
+        and (look.cases is None or not f.prompts or bool(set(f.prompts) & set(look.cases)))
+    )
 
 
 def gather(run: Recalled) -> Gathered:

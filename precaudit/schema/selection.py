@@ -1,13 +1,37 @@
 """What the user wants to see: layers, points, phases, positions, prompts."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from precaudit.errors import UserError, nearest
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, LOGITS, POINTS, support
+from precaudit.schema.point_names import point_hint
 
 Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
 PHASES = ("prefill", "decode", "rescore")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters of a run as they are written after ``--layers``, ``--points`` and so on; None: all."""
+
+    layers: str | None = None
+    points: str | None = None
+    phases: str | None = None
+    prompt: str | None = None
+    positions: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """They as words of a command line."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return [word for name, text in given if text is not None for word in (f"--{name}", text)]
+
+    @property
+    def text(self) -> str:
+        """They as one writes them."""
+        return shlex.join(self.options)
 
 
 @dataclass(frozen=True)
@@ -134,8 +158,27 @@ def choose_prompts(wanted: tuple[str, ...] | None, known: Sequence[str]) -> tupl
         raise UserError("no prompt is named; for example --prompt p5_ba")
     for name in wanted:
         if name not in known:
-            raise UserError(f"unknown prompt {name!r}{nearest(name, known)}")
+            raise UserError(f"unknown prompt {name!r}{prompt_hint(name, known)}")
     return tuple(k for k in known if k in wanted)
+
+
+def prompt_hint(name: str, known: Sequence[str]) -> str:
+    """Return what a word after --prompt may stand for: the nearest id; a text belongs to another option."""
+    is_text = len(name.split()) > 1 or "\n" in name
+    return "; a text of your own goes to trace --text" if is_text else nearest(name, known)
+
+
+def check_names(given: str, what: str, known: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the names in ``"a,b"``; raises UserError for one that is not known. Of points ``all`` is.
+
+    ``where``: what lacks it, such as "the run holds".
+    """
+    names = names_in(given, what)
+    for name in names:
+        if name not in known and (what, name) != ("point", "all"):
+            hint = point_hint if what == "point" else prompt_hint if what in ("prompt", "case") else nearest
+            raise UserError(f"{where} no {what} {name!r}{hint(name, known)}")
+    return names
 
 
 def parse_points(text: str) -> tuple[tuple[str, ...], bool]:
@@ -153,5 +196,5 @@ def parse_points(text: str) -> tuple[tuple[str, ...], bool]:
         chosen = (chosen - {"all"}) | set(POINTS)
     for name in chosen:
         if name not in POINTS:
-            raise UserError(f"unknown point {name!r}{nearest(name, [*POINTS, 'all', everywhere])}")
+            raise UserError(f"unknown point {name!r}{point_hint(name, [*POINTS, 'all', everywhere])}")
     return tuple(n for n in POINTS if n in chosen), every_logit

@@ -13,6 +13,7 @@ from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import MANIFEST
+from precaudit.schema.program_names import require_name
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
 
@@ -53,6 +54,9 @@ def same(
     from precaudit.diagnosis.sameness.compared import same_formula
     from precaudit.diagnosis.sameness.dumped import same_as_dump
 
+    for x in (one, other):
+        if isinstance(x, str | Path):
+            require_name(str(x))
     said = [x.reference if isinstance(x, ServedModel) else x for x in (one, other)]
     one, other = _opened_model(one), _opened_model(other)
     one, other = _serving(one, other), _serving(other, one)

@@ -3,13 +3,14 @@
 import json
 from contextlib import suppress
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 
 from precaudit.errors import UserError
 from precaudit.models.checkpoints.hub import is_hub_id
 from precaudit.models.checkpoints.opening import NAMES
+from precaudit.schema.program_names import require_name
 from precaudit.workflows.audit import beside_program, is_program
+from precaudit.workflows.package_source import package_source
 from precaudit.writing import write_whole
 
 RUN = "traces/runs/audit"
@@ -54,6 +55,7 @@ def _is_program(subject: str, reference: str | None, root: Path) -> bool:
         return True
     if reference is not None:
         raise UserError(f"--reference is for a program, and {subject} is none: FILE.py:NAME or module:NAME")
+    require_name(subject if root == Path() else str(root / subject))
     if subject not in NAMES and not (root / subject).expanduser().exists() and not is_hub_id(subject):
         raise UserError(
             f"{subject}: no such checkpoint; give FILE.py:NAME, module:NAME, a folder, a .gguf file or a hub id"
@@ -65,7 +67,8 @@ def _fill(template: str, subject: str, reference: str | None) -> str:
     """Return a template with what it leaves open: strings as TOML writes them."""
     text = (resources.files("precaudit") / "templates" / template).read_text(encoding="utf-8")
     line = '# reference = "FILE.py:NAME"' if reference is None else f"reference = {_quote_toml(reference)}"
-    where = {"@SUBJECT@": _quote_toml(subject), "@REFERENCE@": line, "@RUN@": RUN, "@VERSION@": version("precaudit")}
+    where = {"@SUBJECT@": _quote_toml(subject), "@REFERENCE@": line, "@RUN@": RUN}
+    where["@PACKAGE@"] = package_source().requirement
     for mark, value in where.items():
         text = text.replace(mark, value)
     return text

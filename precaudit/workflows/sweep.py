@@ -190,5 +190,5 @@ def policies_of(names: str | None) -> list[str]:
         return sorted(shipped_policies(), key=lambda name: (name != "bf16", name))
     found = [name.strip() for name in names.split(",") if name.strip()]
     if not found:
-        raise UserError(f"--policies {names!r} names no policy")
+        raise UserError(f"--policy {names!r} names no policy")
     return [names] if Path(names).is_file() else found

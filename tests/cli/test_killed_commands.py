@@ -100,7 +100,7 @@ def commands(sound, folder):
         "trace over a run": [*trace(sound), "-o", str(folder / "run"), "--force"],
         "compare": ["compare", str(folder / "run"), "--accum", "bfloat16"],
         "diagnose": ["diagnose", str(folder / "run"), "--layers", "1"],
-        "report": ["report", str(folder / "run"), "--markdown"],
+        "report": ["report", str(folder / "run"), "--markdown", "-"],
         "baseline": ["baseline", str(folder / "run"), "-o", str(folder / "b.jsonl"), "--accept", "--why", "a test"],
         "gate": ["gate", str(folder / "run"), "--junit", str(folder / "out" / "junit.xml")],
         "audit": ["audit", "--config", str(folder / "precaudit.toml")],

@@ -271,7 +271,7 @@ def test_a_linter_reads_both():
 def test_a_sweep_prices_all(tmp_path):
     text = "def first(x):\n    return x[0]\n\n\ndef second(x):"
     given = ["sweep", "tiny", "--text", text, "--decode-steps", "1", "--points", "v,logits", "--new-tokens", "3",
-             "--rounds", "1", "--policies", "bf16,unrolled,fused,window-32", "-o", str(tmp_path / "out")]  # fmt: skip
+             "--rounds", "1", "--policy", "bf16,unrolled,fused,window-32", "-o", str(tmp_path / "out")]  # fmt: skip
     assert command(given) == 0
     rows = [json.loads(x) for x in (tmp_path / "out" / "sweep.jsonl").read_text().splitlines()]
     assert [r["policy"] for r in rows] == ["bf16", "unrolled", "fused", "window-32"]

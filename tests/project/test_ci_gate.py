@@ -23,6 +23,7 @@ from precaudit.reports.escaping import workflow, workflow_property
 from precaudit.reports.findings import causes_by_place
 from precaudit.reports.gate import gate_report
 from precaudit.reports.pages import as_markdown
+from precaudit.workflows import package_source
 from precaudit.workflows.audit import read_config
 from precaudit.workflows.starter import IGNORED, init
 from tests.helpers.paths import ROOT
@@ -65,6 +66,36 @@ def files(folder):
 
 
 # What init writes
+
+
+@pytest.fixture(autouse=True)
+def _released(monkeypatch):
+    """Have init know of no repository, whatever clone the tests run in."""
+    monkeypatch.setattr(package_source, "_repository", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("https://user:secret@host.example/a/b.git", "https://host.example/a/b.git"),
+        ("git@host.example:a/b.git", "ssh://git@host.example/a/b.git"),
+        ("ssh://git@host.example:22/a/b", "ssh://git@host.example:22/a/b"),
+        ("/somewhere/on/this/disk", None),
+        ("https://host.example/a$(b)", None),
+        ("", None),
+    ],
+)
+def test_ci_installs_from_a_repository_that_others_reach(url, found):
+    """A URL's password, and what a shell would run, never reach a workflow."""
+    assert package_source._checked(url, "abc") == (None if found is None else (found, "abc"))
+
+
+def test_init_says_where_ci_installs_from(project, capsys, monkeypatch):
+    monkeypatch.setattr(package_source, "_repository", lambda: ("https://host.example/a", "0123456789abcdef"))
+    assert run(["init", "owner/model"]) == 0
+    assert "assumed: CI installs precaudit from https://host.example/a at 0123456789ab" in capsys.readouterr().out
+    steps = (project / ".github/workflows/precaudit.yml").read_text()
+    assert '"${PACKAGE:-precaudit[html] @ git+https://host.example/a@0123456789abcdef}"' in steps
 
 
 def test_init_is_of_the_program_named(project):

@@ -143,7 +143,7 @@ def test_a_prediction_says_what_it_rests_on(runs, capsys):
     record = open_run(found.folder).record
     assert record.device == "TPU v5e:2x2 (predicted)"
     assert device_kind(record.device) == "tpu"
-    for command in (["report"], ["report", "--markdown"], ["gate"]):
+    for command in (["report"], ["report", "--markdown", "-"], ["gate"]):
         assert cli([command[0], str(found.folder), *command[1:]]) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "predicted: what libtpu" in out

@@ -793,7 +793,7 @@ def test_reports_say_the_same_again_and_escape_names(recorded, capsys):
     assert command(["report", str(opened.folder)]) == 0
     shown = capsys.readouterr().out
     assert "are equal bit for bit" in " ".join(shown.split())
-    assert command(["report", str(opened.folder), "--markdown"]) == 0
+    assert command(["report", str(opened.folder), "--markdown", "-"]) == 0
     told = capsys.readouterr().out
     rows = [line for line in told.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + len(opened.record.points) + len(opened.record.outputs)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.judging.gate import gate
+from precaudit.judging.gate import gate_selected
 from precaudit.reports import exports
 from precaudit.reports.escaping import csv_cell as cell
 from precaudit.schema.frames import errors_frame
@@ -108,7 +108,8 @@ def test_csv_holds_the_records(which, request, tmp_path, capfd):
 def test_nothing_is_judged_for_a_table(which, request, tmp_path, monkeypatch):
     """A log holds the verdict, and a table the records alone: judging a million takes longer than writing them."""
     judged = []
-    monkeypatch.setattr("precaudit.judging.gate.gate", lambda run: judged.append(run) or gate(run))
+    judge = lambda run, by: judged.append(run) or gate_selected(run, by)  # noqa: E731
+    monkeypatch.setattr("precaudit.judging.gate.gate_selected", judge)
     folder = request.getfixturevalue(which)
     assert export(folder, "--csv", tmp_path / "e.csv", "--parquet", tmp_path / "e.parquet") == 0
     assert not judged

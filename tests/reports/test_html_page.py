@@ -432,7 +432,7 @@ def test_findings_are_told_in_a_terminal_and_in_markdown_too(honest, hostile, ca
         said = capfd.readouterr().out
         assert ("\n1. semantics: " in said) == there
         assert ("\n   also in layers 1" in said) == there
-        assert run(["report", str(folder), "--markdown"]) == 0
+        assert run(["report", str(folder), "--markdown", "-"]) == 0
         tokens = MARKDOWN.parse(capfd.readouterr().out)
         heads = ["".join(c.content for c in t.children) for t in tokens if t.type == "inline"]
         assert ("Findings" in heads) == any(h.startswith("1. semantics") for h in heads) == there

@@ -22,10 +22,11 @@ from precaudit.references.comparison.between import compare_runs
 from precaudit.reports.cells import map_cells
 from precaudit.reports.gathered import recall_run
 from precaudit.reports.session import app, jobs, reading
-from precaudit.reports.session.filters import Filters, look_of, narrowed, parse_filters
+from precaudit.reports.session.filters import look_of, narrowed, parse_filters
 from precaudit.reports.session.grid import Grid
 from precaudit.schema.records.comparisons import CompareRecord
 from precaudit.schema.records.lines import read_record, write_lines
+from precaudit.schema.selection import Filters
 from tests.helpers.hostile import BAD
 from tests.helpers.paths import ROOT
 
@@ -99,7 +100,7 @@ def test_arrows_tab_and_enter_walk_over_a_model_s_run(honest):
             await press(pilot, "enter")
             told = "\n".join(screen(sitting))
             assert "explained" in told
-            assert re.search(r"made of +attn_norm", told)
+            assert re.search(r"computed from +attn_norm", told)
             assert re.search(r"token \d+ .*«.»", told)  # in its context, as text
             assert "× what rounding leaves" in told
             await press(pilot, "escape", "tab")

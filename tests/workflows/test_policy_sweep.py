@@ -47,7 +47,7 @@ def swept(tmp_path_factory):
         "sweep",
         *PROMPT,
         *DRAW,
-        "--policies",
+        "--policy",
         names,
         "-o",
         str(folder / "out"),
@@ -84,7 +84,7 @@ def test_every_policy_is_a_row_with_what_it_costs(swept):
 def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("precaudit.workflows.sweep.sweep", lambda *_, **__: pytest.fail("swept"))
-    assert run(["sweep", "tiny", "--policies", "bf16", "--plot", str(tmp_path / "a.png"), "-o", str(tmp_path)]) == 2
+    assert run(["sweep", "tiny", "--policy", "bf16", "--plot", str(tmp_path / "a.png"), "-o", str(tmp_path)]) == 2
     assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 
 
@@ -112,14 +112,14 @@ def test_what_was_drawn_is_not_drawn_again(swept, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--policies", "bf61"], "bf61"), (["--policies", " ,"], "names no policy"), (["--plot", "a.gif"], ".png"),
-        (["--policies", "bf16,bf16"], "twice"), (["--new-tokens", "0"], "at least 1"),
+        (["--policy", "bf61"], "bf61"), (["--policy", " ,"], "names no policy"), (["--plot", "a.gif"], ".png"),
+        (["--policy", "bf16,bf16"], "twice"), (["--new-tokens", "0"], "at least 1"),
         (["--prompt", "nobody"], "nobody"),
         (["--tpu", "v9"], "v9"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_said(more, told, tmp_path, capfd):
-    assert run(["sweep", "tiny", "--text", "a", "-o", str(tmp_path / "x"), "--policies", "bf16", *more]) == 2
+    assert run(["sweep", "tiny", "--text", "a", "-o", str(tmp_path / "x"), "--policy", "bf16", *more]) == 2
     message = capfd.readouterr().err
     assert told in message
     assert "Traceback" not in message
@@ -128,7 +128,7 @@ def test_wrong_use_is_said(more, told, tmp_path, capfd):
 
 @needs_libtpu
 def test_a_tpu_that_is_not_here_is_predicted_in_a_column(tmp_path, capfd):
-    given = ["sweep", *PROMPT, *DRAW, "--policies", "fp32", "--tpu", "v5e", "-o", str(tmp_path / "out"), "--json"]
+    given = ["sweep", *PROMPT, *DRAW, "--policy", "fp32", "--tpu", "v5e", "-o", str(tmp_path / "out"), "--json"]
     assert run(given) == 0
     (row,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert row["predicted_why"] is None

