@@ -64,9 +64,6 @@ NORMS = {
 }
 
 
-NORM_ONCE = {"gemma2", "gemma3_text", "olmo2"}
-
-
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes and constants of a decoder; widths in elements, ``context`` in positions.
 
@@ -170,8 +167,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def norm_once(self) -> bool:
-        """Whether a norm is rounded once, after its weight, and not before it, too."""
-        return self.family in NORM_ONCE
+        """Whether a norm is rounded once, after its weight, and not before it, too: Gemma's and OLMo 2's."""
+        return self.norm_offset != 0.0 or self.norms == "after"
 
     @property
     def score_scale(self) -> float:

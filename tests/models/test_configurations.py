@@ -37,6 +37,7 @@ OWN = {
     "qwen3": {"head_dim": 8},
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "mistral": {"sliding_window": 5},
+    "gemma": {"head_dim": 8},
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_theta": 65536.0},
     "granite": {

