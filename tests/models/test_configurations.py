@@ -40,6 +40,7 @@ OWN = {
     "gemma": {"head_dim": 8},
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_theta": 65536.0},
+    "seed_oss": {"head_dim": 8},
     "granite": {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.3, "logits_scaling": 2.5,
     },
