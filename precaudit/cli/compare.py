@@ -319,13 +319,12 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     else:
         with progress_bar() as advance:
             errors = compare_program(opened, program, reference, advance, accum)
-        page = program_report(opened, errors, headline(gate(run), str(run)))
+        said = gate(run)
+        page = program_report(opened, errors, headline(said, str(run)), verdicts=said.verdicts)
         write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
     whole, errors = errors, errors if look is None else look.of(errors)
-    if look is None:
-        verdict = headline(gate(run), str(run))
-    else:
-        verdict = headline(judge_look(opened, whole, look), str(run), " in what was selected")
+    said = gate(run) if look is None else judge_look(opened, whole, look)
+    verdict = headline(said, str(run), "" if look is None else " in what was selected")
     where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
     every = shown.every or shown.verbose
-    return deliver(replace(program_report(opened, errors, verdict, every), ending=(where,)), shown.to)
+    return deliver(replace(program_report(opened, errors, verdict, every, said.verdicts), ending=(where,)), shown.to)

@@ -36,7 +36,7 @@ def command(program: str, filters: "Filters", rename: Path | None, taps: Which, 
     from precaudit.recording.opening import holds_run
     from precaudit.recording.programs.loading import load_program, rename_points
     from precaudit.recording.programs.planning import points
-    from precaudit.reports.program import entries_report, recorded_entries
+    from precaudit.reports.points import entries_report, recorded_entries
 
     require_one_run(Path(program), "points")
     if holds_run(program):

@@ -7,9 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from precaudit.diagnosis.sameness.records import SameFormula
+from precaudit.judging.gate import gate, judge_found
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.rules import judge
-from precaudit.judging.verdicts import STATUSES, Verdict, counts
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
@@ -18,9 +17,8 @@ from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports.escaping import terminal_line
-from precaudit.reports.judgement import verdict_message
+from precaudit.reports.judgement import tally, verdict_message
 from precaudit.reports.sameness import parting_text, worst_case
-from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -137,18 +135,10 @@ def _kinds(errors: Iterable[ErrorRecord]) -> str:
     return ", ".join(f"{n:,} {kind}" for kind, n in Counter(e.kind for e in errors).most_common()) or "none"
 
 
-def _tally(verdicts: Iterable[Verdict]) -> str:
-    return ", ".join(f"{n:,} {status}" for status, n in counts(verdicts).items())
-
-
-def _judgement_card(title: str, errors: Sequence[ErrorRecord], more: Iterable[tuple[str, str]]) -> Card:
-    """Return the card of error records, each by the default rule."""
-    found = [v for e in errors if (v := judge(e, default_limits())) is not None]
-    bad = [v for v in found if v.status not in ("pass", "not run")]
-    bad.sort(key=lambda v: (STATUSES.index(v.status), v.depth))
-    facts = [("records", _kinds(errors))]
-    facts += [("by default limits", _tally(found) or "nothing to judge"), *more]
-    return Card(title, tuple(facts), _worst([verdict_message(v) for v in bad]))
+def _judgement_card(title: str, errors: Sequence[ErrorRecord], j: Judgement, more: Iterable[tuple[str, str]]) -> Card:
+    """Return the card of error records: what the gate says of them."""
+    facts = (("records", _kinds(errors)), ("verdicts", tally(j)), *more)
+    return Card(title, facts, _worst([verdict_message(v) for v in j.verdicts if v.status != "not run"]))
 
 
 def _worst(lines: Sequence[str]) -> tuple[str, ...]:
@@ -162,8 +152,9 @@ def _comparison(found: Comparison) -> Card:
     if found.against is not None:
         return _pairs(f"Run {r.id} against run {found.against.record.id}", found.errors, found.notes)
     pairs = found.prefill_decode
+    title = f"Errors of run {r.id}"
     same = ("prefill and decode", f"top-1 equal at {sum(p.match for p in pairs)} of {len(pairs)} positions")
-    return _judgement_card(f"Errors of run {r.id}", found.errors, [*([same] if pairs else []), *_notes(found.notes)])
+    return _judgement_card(title, found.errors, judge_found(found), [*([same] if pairs else []), *_notes(found.notes)])
 
 
 def _notes(notes: Sequence[str]) -> list[tuple[str, str]]:
@@ -172,7 +163,7 @@ def _notes(notes: Sequence[str]) -> list[tuple[str, str]]:
 
 @card_of.register
 def _program_errors(errors: ProgramErrors) -> Card:
-    return _judgement_card(f"Errors of run {errors.opened.record.id}", errors, ())
+    return _judgement_card(f"Errors of run {errors.opened.record.id}", errors, gate(errors.opened.folder), ())
 
 
 def _between(found: "Between") -> Card:
@@ -195,8 +186,7 @@ def _pairs(title: str, errors: Sequence[ErrorRecord], notes: Sequence[str]) -> C
 
 @card_of.register
 def _judgement(j: Judgement) -> Card:
-    tally = ", ".join(f"{n:,} {status}" for status, n in j.counts.items()) or "nothing was judged"
-    facts = [("verdicts", tally), ("exit code", str(j.exit_code)), *_notes(j.notes)]
+    facts = [("verdicts", tally(j)), ("exit code", str(j.exit_code)), *_notes(j.notes)]
     return Card(f"Judgement of {j.name}", tuple(facts), _worst([verdict_message(v) for v in j.verdicts]))
 
 

@@ -116,14 +116,15 @@ def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[st
 def map_cells(
     errors: Sequence[ErrorRecord],
     suspects: Container[tuple[str, Place]] = (),
-    verdicts: Iterable[Verdict] = (),
+    verdicts: Iterable[Verdict] | None = None,
     keeps: Callable[[ErrorRecord], bool] = lambda _: True,
     told: Callable[[CellGroups], object] = lambda _: None,
     every: int = 1 << 10,
 ) -> dict[str, list[Cell]]:
     """Return the cells of all maps, in one pass over the records, every verdict of the gate in one of them.
 
-    ``keeps``: whether a record is looked at; ``told`` is called with what there is after so many records (``every``).
+    ``verdicts``: of the gate, all that are no pass; without, those of the records by the default rule. ``keeps``:
+    whether a record is looked at; ``told`` is called with what there is after so many records (``every``).
     """
     groups = CellGroups(suspects)
     with without_collector():
@@ -132,32 +133,40 @@ def map_cells(
                 groups.add(e)
             if n % every == 0:
                 told(groups)
-    return with_verdicts({name: groups.cells(name) for name in KINDS}, verdicts)
+    maps = {name: groups.cells(name) for name in KINDS}
+    return maps if verdicts is None else with_verdicts(maps, verdicts)
 
 
 def with_verdicts(maps: Mapping[str, Sequence[Cell]], verdicts: Iterable[Verdict]) -> dict[str, list[Cell]]:
     """Return maps that show every verdict: also those that are on no record, or on many together.
 
-    A tensor that is missing, medians that are too far from FP64, and two views of a position that part.
+    A tensor that is missing, medians that are too far from FP64, and two views of a position that part. ``verdicts``:
+    all that are no pass; each cell counts its own, and the records that pass.
     """
     heaviest: dict[tuple[str, int | None, str], Verdict] = {}
+    counts: dict[tuple[str, int | None, str], Counter[str]] = {}
     for v in verdicts:
         if v.point and (name := MAP_OF.get(v.kind, "forward" if "/" in v.kind else "")):
             key = (name, v.layer, v.point)
+            counts.setdefault(key, Counter())[v.status] += 1
             if key not in heaviest or _rank(v) < _rank(heaviest[key]):
                 heaviest[key] = v
-    found = {name: list(its) for name, its in maps.items()}
+    found = {name: [_counted(c, counts.get((name, c.layer, c.point))) for c in its] for name, its in maps.items()}
     at = {(name, c.layer, c.point): i for name, its in found.items() for i, c in enumerate(its)}
     for (name, layer, point), v in heaviest.items():
         i = at.get((name, layer, point))
         if i is None:
             worst = v.place.record(name, "run", "fp64", unknown=v.text or v.status)
-            found[name].append(Cell(layer, point, v.status, None, worst, Counter([v.status]), _said(v)))
+            found[name].append(Cell(layer, point, v.status, None, worst, counts[name, layer, point], _said(v)))
         elif _rank(v) < _rank(found[name][i]):
-            known = found[name][i]
-            counts = Counter(known.counts) + Counter([v.status])
-            found[name][i] = replace(known, status=v.status, counts=counts, says=_said(v))
+            found[name][i] = replace(found[name][i], status=v.status, says=_said(v))
     return found
+
+
+def _counted(c: Cell, others: Mapping[str, int] | None) -> Cell:
+    """Return a cell that counts the records that pass, and the verdicts on it that are none (``others``)."""
+    passed = {"pass": c.counts["pass"]} if c.counts.get("pass") else {}
+    return replace(c, counts=Counter({**passed, **(others or {})}))
 
 
 def _said(v: Verdict) -> str:

@@ -58,7 +58,7 @@ def recalled_report(found: Gathered, verbose: bool = False, every: bool = False,
     verdict = headline(found.judgement, str(found.folder))
     if found.compared is None:
         assert found.program is not None
-        made = program_report(found.program, found.errors, verdict, verbose or every)
+        made = program_report(found.program, found.errors, verdict, verbose or every, found.judgement.verdicts)
     elif page:
         made = replace(comparison_page(found.compared), headline=verdict)
     else:

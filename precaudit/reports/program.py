@@ -2,20 +2,17 @@
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite, prod
-from pathlib import Path
+from math import inf, isfinite
 from statistics import median
 
-from precaudit.errors import UserError
 from precaudit.judging.programs import pairs_of
 from precaudit.judging.rules import judge
+from precaudit.judging.verdicts import STATUSES, Verdict
 from precaudit.numbers.formats import FORMATS
-from precaudit.recording.opening import open_any
 from precaudit.recording.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
-from precaudit.recording.runs.reader import Run
 from precaudit.reports import fitting
 from precaudit.reports.diagnosis import JUMP
 from precaudit.reports.digits import digits, short
@@ -26,73 +23,32 @@ from precaudit.reports.summary import prefill_decode_sentence
 from precaudit.reports.tables import prefill_decode_table
 from precaudit.schema.emulations import SUMS
 from precaudit.schema.filed import of_kinds
-from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.runs import PointRecord
-
-
-def recorded_entries(folder: Path) -> dict[str, Sequence[ProgramPoint]]:
-    """Return the points that a run of a program or a model holds, by entry point or phase; raises UserError."""
-    run = open_any(folder, partial=True)
-    if isinstance(run, Opened):
-        return {one.record.entry: one.record.points for one in run.entries}
-    if not isinstance(run, Run):
-        raise UserError(f"{folder} was imported: precaudit report {folder} lists its tensors once it is compared")
-    found: dict[str, dict[str, list[PointRecord]]] = defaultdict(lambda: defaultdict(list))
-    for p in run.points:
-        found[p.phase][p.point].append(p)
-    return {
-        phase: [_model_point(points[name]) for name in sorted(points, key=_order)] for phase, points in found.items()
-    }
-
-
-def _order(name: str) -> int:
-    """Return a point's place in the decoder; of sums of its rows, that of the point."""
-    return list(POINTS).index(name.partition(".")[0])
-
-
-def _model_point(its: Sequence[PointRecord]) -> ProgramPoint:
-    """Return a model's point as those of programs are told: over its layers, of the largest tensor's shape."""
-    largest, layers = max((p.shape for p in its), key=prod), {p.layer for p in its if p.layer is not None}
-    return ProgramPoint(its[0].point, largest, (len(layers),) if layers else (), its[0].dtype, "", "", "")
-
-
-def entries_report(entries: Mapping[str, Sequence[ProgramPoint]]) -> Report:
-    """Return the report of what is recorded of a program's entry points, a table each."""
-    made = [points_report(points, entry if len(entries) > 1 else "") for entry, points in entries.items()]
-    records = [p for r in made for p in r.records]
-    return Report(None, tuple(s for r in made for s in r.sections), records=records, command="points")
-
-
-def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
-    """Return the report of what would be recorded of a program's entry point: its points in its order."""
-    rows = []
-    for p in points:
-        nbytes = prod((*p.stacked, *p.shape)) * (FORMATS[p.dtype].itemsize if p.dtype in FORMATS else WORD)
-        steps = "×".join(map(str, p.stacked))
-        rows.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
-    columns = ("point", "steps", "shape", "format", "bytes", "primitive", "at")
-    table = fitting.Table(title, columns, tuple(rows), ("point", "format", "primitive", "at"))
-    return Report(None, (Section(tables=(table,)),), records=points)
-
 
 SHOWN = 24  # points, unless all are asked for
-WORD = 4  # bytes of what rows are hashed or summed to
 LEAST = 3  # steps of a point that tell how its error grows
 COLUMNS = ("point", "format", "local", "in u", "unexplained", "bit-equal", "forward", "ratio", "verdicts", "at")
 
 
 def program_report(
-    opened: Opened, errors: Sequence[ErrorRecord], verdict: Headline | None = None, every: bool = False
+    opened: Opened,
+    errors: Sequence[ErrorRecord],
+    verdict: Headline | None = None,
+    every: bool = False,
+    verdicts: Iterable[Verdict] | None = None,
 ) -> Report:
     """Return the report of a program's run: for every point its largest errors over cases, calls and steps.
 
+    ``verdicts``: of the gate, all that are no pass; else those of the records by the default rule.
+
     Without ``every`` a terminal shows, of many points, those that do not pass and the ones of which most is left.
     """
-    found, said = rows(opened, errors), tuple(program_sentences(opened, errors))
+    its = None if verdicts is None else _by_point(verdicts)
+    found, said = rows(opened, errors, its), tuple(program_sentences(opened, errors))
+    said = (*_beside_rows(opened, its or {}), *said)
     order = sorted(range(len(found)), key=lambda i: _weight(found[i]))
     kept = sorted(order[: None if every else SHOWN])
     title = "The largest of each point: local, one operation on its recorded inputs; forward, the whole program"
@@ -125,17 +81,53 @@ def _weight(row: tuple[str, ...]) -> tuple[bool, float]:
     return passes, -float(row[4].removesuffix(" u") or 0.0)
 
 
-def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
-    """Return a row of ``COLUMNS`` for every point and output."""
+Counts = Mapping[tuple[str, str], Mapping[str, int]]  # by phase and point, how many have each status
+
+
+def _by_point(verdicts: Iterable[Verdict]) -> dict[tuple[str, str], Counter[str]]:
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for v in verdicts:
+        found[v.phase, v.point][v.status] += 1
+    return found
+
+
+def _row_keys(opened: Opened) -> set[tuple[str, str]]:
+    every = [one.record for one in opened.entries]
+    return {(r.phase, p.name) for r in every for p in (*r.judged_points, *r.outputs)}
+
+
+def _beside_rows(opened: Opened, verdicts: Counts) -> Iterator[str]:
+    """Say how many verdicts are on no row: of positions seen twice, of a point that is not there, of a case."""
+    keys = _row_keys(opened)
+    rest = sum((Counter(n) for key, n in verdicts.items() if key not in keys), Counter[str]())
+    if rest:
+        yield f"Verdicts on no row: {_in_words(rest)} (precaudit gate lists them)."
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[s]:,} {s}" for s in STATUSES if counts.get(s))
+
+
+def rows(opened: Opened, errors: Sequence[ErrorRecord], verdicts: Counts | None = None) -> list[tuple[str, ...]]:
+    """Return a row of ``COLUMNS`` for every point and output; ``verdicts``: of the gate, those that are no pass."""
     by_point: dict[tuple[str, str], _Seen] = defaultdict(_Seen)
     for e in errors:
         by_point[e.phase, e.point].add(e)
     every = [one.record for one in opened.entries]
-    return [
-        _row(p, by_point[r.phase, p.name], f"{r.entry} {p.name}" if len(every) > 1 else p.name)
-        for r in every
-        for p in (*r.judged_points, *r.outputs)
-    ]
+    found = []
+    for r in every:
+        for p in (*r.judged_points, *r.outputs):
+            seen = _judged(by_point[r.phase, p.name], verdicts, (r.phase, p.name))
+            found.append(_row(p, seen, f"{r.entry} {p.name}" if len(every) > 1 else p.name))
+    return found
+
+
+def _judged(found: "_Seen", verdicts: Counts | None, key: tuple[str, str]) -> "_Seen":
+    """Return what was seen of a point with the gate's verdicts on it, where there are any."""
+    if verdicts is None:
+        return found
+    passed = {"pass": found.verdicts["pass"]} if found.verdicts.get("pass") else {}
+    return replace(found, verdicts={**passed, **verdicts.get(key, {})})
 
 
 @dataclass
@@ -247,7 +239,7 @@ def _announcement_lines(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterat
 
 def _row(p: ProgramPoint, found: _Seen, name: str) -> tuple[str, ...]:
     """Return a point's row of the table, under a name."""
-    told = ", ".join(f"{n} {status}" for status, n in found.verdicts.items())
+    told = _in_words(found.verdicts)
     u = FORMATS[p.dtype].unit_roundoff
     local, left, equal, forward, size = "", "", "", "", ""
     in_u = ""

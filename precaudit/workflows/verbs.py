@@ -19,7 +19,6 @@ from precaudit.workflows.keywords import (
     accumulations,
     check_keywords,
     given_keywords,
-    looking,
     option_names,
     options_of,
     progress_of,
@@ -27,6 +26,7 @@ from precaudit.workflows.keywords import (
     selection,
     take_keywords,
 )
+from precaudit.workflows.model_runs import compare_model, diagnose_model
 from precaudit.workflows.signatures import (
     Comparing,
     DiagnoseOptions,
@@ -236,9 +236,9 @@ def compare(
         with progress_of(progress) as telling:
             return compare_runs(opened.folder, other.folder, telling.advance)
     if isinstance(opened, Imported):
-        return _compare_model(opened_dump(opened.folder, keywords), None, keywords)
+        return compare_model(opened_dump(opened.folder, keywords), None, keywords)
     if isinstance(opened, Run):
-        return _compare_model(opened, other, keywords)
+        return compare_model(opened, other, keywords)
     from precaudit.judging.looks import look_at
     from precaudit.references.alignment.textbook import beside_model
     from precaudit.references.comparison.compare import DEFAULT_ACCUM
@@ -264,18 +264,6 @@ def _open(run: Any, keywords: Keywords) -> AnyRun:
 
     options = options_of(CompareOptions, keywords.get("options"), dict(keywords), CompareOptions())
     return open_any(run, options.partial)
-
-
-def _compare_model(run: Run, against: Any, keywords: Keywords) -> Any:
-    from precaudit.references.comparison.compare import CompareOptions
-    from precaudit.references.comparison.compare import compare as compared
-
-    known = option_names(CompareOptions)
-    check_keywords("compare", keywords, ("select", "options", "subject", *FILTERS, *known, "progress"))
-    run, select, options = looking(run, keywords, CompareOptions())
-    with progress_of(keywords.pop("progress", None)) as progress:
-        other = getattr(against, "folder", against)
-        return compared(run, other, select, options, progress.advance, keywords.pop("subject", None))
 
 
 @overload
@@ -330,7 +318,7 @@ def diagnose(
     keywords = given_keywords("diagnose", locals(), "run")
     opened = _open(run, keywords)
     if not isinstance(opened, Opened):
-        return _diagnose_model(opened if isinstance(opened, Run) else opened.folder, keywords)
+        return diagnose_model(opened if isinstance(opened, Run) else opened.folder, keywords)
     from precaudit.diagnosis.programs import diagnose_program as named
     from precaudit.judging.looks import look_at
 
@@ -342,14 +330,3 @@ def diagnose(
     with progress_of(progress) as telling:
         look = look_at(opened, layers, points, phases, prompt)
         return named(opened, select if program is None else program, telling.advance, objective, look, model)
-
-
-def _diagnose_model(run: Any, keywords: Keywords) -> Any:
-    from precaudit.diagnosis.diagnose import diagnose as found
-    from precaudit.references.comparison.compare import CompareOptions
-
-    names = ("select", "options", "subject", "lift", "objective")
-    check_keywords("diagnose", keywords, (*names, *FILTERS, *option_names(CompareOptions), "progress"))
-    run, select, options = looking(run, keywords, CompareOptions(accum=()))
-    with progress_of(keywords.pop("progress", None)) as progress:
-        return found(run, select, options, progress.advance, **keywords)

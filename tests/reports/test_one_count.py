@@ -1,0 +1,279 @@
+"""Whatever counts verdicts shows the gate's numbers, ``input suspect`` included: 12 runs, on every screen."""
+
+import io
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from junitparser import JUnitXml
+from rich.console import Console
+
+from precaudit import compare as compare_any
+from precaudit import import_dump
+from precaudit.cli import run as cli
+from precaudit.judging.gate import gate
+from precaudit.models.jax_decoder.parts import Parts, attention_scores
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.programs import compare_program
+from precaudit.reports.annotations import SHOWN, SILENT, annotations
+from precaudit.reports.cards import card_text
+from precaudit.reports.cells import MAP_OF, map_cells
+from precaudit.reports.comparison import recalled_report
+from precaudit.reports.gate import gate_report
+from precaudit.reports.gathered import gather_run, recall_run
+from precaudit.reports.junit import render_junit
+from precaudit.reports.pages import as_markdown
+from precaudit.reports.policies import row_of
+from precaudit.reports.program import COLUMNS
+from precaudit.reports.session.filters import Filters
+from precaudit.reports.session.reading import read_run
+from precaudit.reports.summary import local_sentence
+from precaudit.reports.terminal import print_report
+from precaudit.schema.selection import Selection
+from tests.helpers import padded_batches
+from tests.helpers.other_decoder import MAP, MODEL, fixture_tokens, write_dump
+from tests.helpers.paths import ROOT
+from tests.helpers.runs import altered, record
+from tests.helpers.selected import few
+
+STATUSES = "fail|nonfinite|missing|stale|unknown|input suspect|not run|pass"
+COUNT = re.compile(rf"(\d[\d,]*) ({STATUSES})\b")
+SUCH = re.compile(r"\((\d+) such")
+
+
+def counted(text):
+    """How many have each status, as a text says."""
+    return Counter({status: int(n.replace(",", "")) for n, status in COUNT.findall(text)})
+
+
+def open_ones(counts):
+    return Counter({s: n for s, n in counts.items() if s != "pass" and n})
+
+
+# The runs
+
+
+def layers(params, x):
+    def layer(x, w):
+        return x + jnp.tanh(x) @ w, None
+
+    x, _ = jax.lax.scan(layer, x, params["mlp"])
+    return x @ params["mlp"][0]
+
+
+WEIGHTS = {"mlp": jax.random.normal(jax.random.key(0), (3, 8, 8), jnp.bfloat16)}
+PROGRAM = Program(layers, WEIGHTS, {"a": (jnp.ones((4, 8), jnp.bfloat16),)}, outputs="y")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    return trace_program(PROGRAM, tmp_path_factory.mktemp("own") / "run")
+
+
+def recompared(own, folder, change=None):
+    """The program's run, or one whose value in the second step is changed, compared."""
+    compare_program(own if change is None else altered(own, folder, "layer", change), PROGRAM)
+    return own.folder if change is None else folder
+
+
+def wrong(x):
+    x[1] = (x[1].astype(np.float32) * 1.5).astype(x.dtype)
+    return x
+
+
+def not_finite(x):
+    x[1].reshape(-1)[3] = np.nan
+    return x
+
+
+def doubled(q, k, scale, a):
+    return attention_scores(q, k, scale * 2, a)
+
+
+def model(folder, policy="bf16", points="all,logits:all", **parts):
+    select = Selection.parse(layers="0:2", points=points)
+    record(folder / "run", policy=policy, parts=replace(Parts(), **parts), select=select, decode_steps=1)
+    compare(folder / "run", options=CompareOptions(accum=()))
+    return folder / "run"
+
+
+def padded(folder, program):
+    compare_program(trace_program(program, folder), program)
+    return folder
+
+
+def dumped(folder, **how):
+    path = write_dump(folder / "dump", {"a": fixture_tokens(), "b": fixture_tokens()[:40]}, names=MAP, **how)
+    found = import_dump(folder / "dump", folder / "theirs", path).folder
+    compare_any(found, model=str(MODEL))
+    return found
+
+
+def meshed(folder, name):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PATH": ""}
+    subprocess.run([sys.executable, "-m", "tests.helpers.meshed_runs", folder, name], cwd=ROOT, env=flags, check=True)
+    compare_any(folder / name)
+    return folder / name
+
+
+def predicted(folder):
+    asked = ["tiny", "--device", "tpu-predicted:v5e", "--policy", "bf16", "--layers", "0", "-o", str(folder)]
+    assert cli(["trace", *asked]) == 0
+    assert cli(["compare", str(folder)]) == 0
+    return folder
+
+
+RUNS = {
+    "a model": lambda _, tmp: model(tmp),
+    "a model in float32": lambda _, tmp: model(tmp, "fp32-highest"),
+    "a model with wrong scores": lambda _, tmp: model(tmp, scores=doubled),
+    "a model, few points": lambda _, tmp: model(tmp, points="q,attn_out,logits", scores=doubled),
+    "a program": lambda get, tmp: recompared(get("own"), tmp),
+    "a program with a wrong value": lambda get, tmp: recompared(get("own"), tmp / "run", wrong),
+    "a program with a NaN": lambda get, tmp: recompared(get("own"), tmp / "run", not_finite),
+    "a padded batch": lambda _, tmp: padded(tmp / "run", padded_batches.right()),
+    "a padded batch, one too far": lambda _, tmp: padded(tmp / "run", padded_batches.right("one too far")),
+    "a dump": lambda _, tmp: dumped(tmp),
+    "a model on a mesh, without a shard": lambda _, tmp: meshed(tmp, "faulty"),
+    "a predicted model": lambda _, tmp: predicted(tmp / "run"),
+}
+KEPT = ("a model with wrong scores", "a program", "a program with a wrong value", "a program with a NaN")
+
+
+@pytest.fixture(scope="module")
+def folders(request, tmp_path_factory):
+    """Return what makes a run's folder, once for all screens."""
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = RUNS[name](request.getfixturevalue, tmp_path_factory.mktemp("counted"))
+        return made[name]
+
+    return folder
+
+
+# The screens: what each says, and which verdicts of the gate it is of
+
+
+def of_gate(folder, j):
+    shown = io.StringIO()
+    print_report(gate_report(j, str(folder)), Console(file=shown, width=200))
+    line = next(x for x in shown.getvalue().splitlines() if x.startswith("verdicts: "))
+    return counted(line), Counter(j.counts)
+
+
+def of_gate_markdown(folder, j):
+    text = as_markdown(gate_report(j, str(folder)))
+    return counted(next(x for x in text.splitlines() if "verdicts: " in x)), Counter(j.counts)
+
+
+def of_json(folder, _):
+    lines = gate_report(gate(folder), str(folder)).records
+    return Counter(v.status for v in lines), open_ones(gate(folder).counts)
+
+
+def _sizes(texts):
+    return sum(int(m.group(1)) if (m := SUCH.search(t)) else 1 for t in texts)
+
+
+def of_junit(_, j):
+    suites = JUnitXml.fromstring(render_junit(j).encode())
+    found = Counter()
+    for case in (case for suite in suites for case in suite):
+        for result in case.result:
+            found[result.type] += _sizes([result.message])
+    return found, open_ones(j.counts)
+
+
+def of_annotations(_, j):
+    told = annotations(j)
+    found = Counter()
+    for text in told:
+        found[re.search(r"title=precaudit ([a-z ]+)::", text).group(1)] += _sizes([text])
+    of = Counter({s: n for s, n in open_ones(j.counts).items() if s not in SILENT})
+    return (found, of) if len(told) < SHOWN else (None, None)
+
+
+def of_heat_maps(folder, j):
+    found = gather_run(folder)
+    maps = map_cells(found.errors, found.suspects(), found.judgement.verdicts)
+    every = sum((Counter(c.counts) for its in maps.values() for c in its), Counter())
+    shown = [v for v in j.verdicts if v.point and (v.kind in MAP_OF or "/" in v.kind)]
+    return open_ones(every), Counter(v.status for v in shown)
+
+
+def of_session(folder, j):
+    last = read_run(recall_run(folder), Filters(), None, lambda _: None)
+    found = sum((counted(last.counts(kind)) for kind in last.maps), Counter())
+    return open_ones(found), of_heat_maps(folder, j)[1]
+
+
+def of_terminal(folder, j):
+    found = gather_run(folder)
+    if found.program is None:
+        said = local_sentence(found.errors) or ""
+        local = Counter(v.status for v in j.verdicts if v.kind == "local" and v.status in ("fail", "input suspect"))
+        fails = re.match(r"(\d+) of ", said)
+        suspects = re.search(r"; (\d+) inherit", said)
+        told = {"fail": fails, "input suspect": suspects}
+        return Counter({k: int(m.group(1)) for k, m in told.items() if m}), local
+    return of_program_table(recalled_report(found, every=True).sections, j)
+
+
+def of_page(folder, j):
+    found = gather_run(folder)
+    if found.program is None:
+        return None, None
+    return of_program_table(recalled_report(found, page=True).sections, j)
+
+
+def of_program_table(sections, j):
+    table = next(t for s in sections for t in s.tables if t.columns == COLUMNS)
+    lines = [x for s in sections[:1] for x in s.lines if x.startswith("Verdicts on no row")]
+    cells = [row[COLUMNS.index("verdicts")] for row in table.rows]
+    return open_ones(sum(map(counted, [*cells, *lines]), Counter())), open_ones(j.counts)
+
+
+def of_card(folder, j):
+    found = gather_run(folder)
+    if found.program is not None:
+        return counted(card_text(j)), Counter(j.counts)
+    said = next(x for x in card_text(found.compared).splitlines() if x.startswith("  verdicts: "))
+    return counted(said), Counter(j.counts)
+
+
+def of_policies(folder, j):
+    found = gather_run(folder)
+    if found.compared is None:
+        return None, None
+    said = row_of(found.compared, j).verdict
+    worst = next(iter(open_ones(j.counts).items()), None)
+    return counted(said), Counter() if worst is None or j.exit_code == 0 else Counter([worst[0]] * worst[1])
+
+
+SUMMARIES = (of_gate, of_gate_markdown, of_json, of_junit, of_annotations, of_card, of_policies)
+SCREENS = (*SUMMARIES, of_heat_maps, of_session, of_terminal, of_page)
+
+
+@pytest.mark.parametrize("name", few(RUNS, *KEPT))
+def test_every_screen_counts_as_the_gate_does(folders, name):
+    folder = folders(name)
+    j = gate(folder)
+    for screen in SCREENS:
+        told, of = screen(folder, j)
+        assert told == of, (screen.__name__, told, of)
+
+
+def test_the_runs_are_of_every_status_that_counts(folders):
+    """Else the numbers would agree where there are none."""
+    found = sum((Counter(gate(folders(name)).counts) for name in KEPT), Counter())
+    assert {"pass", "fail", "nonfinite", "input suspect"} <= found.keys()
