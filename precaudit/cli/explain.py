@@ -10,8 +10,8 @@ from precaudit.cli._completion import complete_word
 def command(term: tuple[str, ...]) -> None:
     """Say what a word means: a statistic, a status, a point.
 
-    TERM: a statistic of errors.jsonl, a status, a kind of record, a point, a policy key, or exit-codes. Without TERM:
-    every word in one line.
+    TERM: a statistic of errors.jsonl, a status, a kind of record, a point, a policy key, the heading of a column or
+    section, or exit-codes. A printed line: its words. Without TERM: every word in one line.
     """
     from precaudit.cli._options import say, text_width
     from precaudit.reports import words as layout

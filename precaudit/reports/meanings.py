@@ -1,6 +1,6 @@
-"""What the words of a page mean, in a sentence each: the glossary's, and a few that stand on pages alone."""
+"""What the words and headings of a page mean, in a sentence each."""
 
-from precaudit.schema.glossary import lookup_key, terms_by_name
+from precaudit.schema.glossary import headings, lookup_key, terms_by_name
 
 OWN = {
     "top-1": "The token with the largest logit.",
@@ -51,5 +51,6 @@ SHOWN = (
 def meaning(word: str) -> str:
     """Return the sentence on a word, empty where there is none."""
     name = ALIASES.get(word, word)
-    found = terms_by_name().get(lookup_key(name))
+    key = lookup_key(name)
+    found = terms_by_name().get(key) or headings().get(key)
     return OWN[name] if name in OWN else found[0].meaning.replace("`", "") if found else ""

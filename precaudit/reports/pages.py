@@ -1,6 +1,6 @@
 """A report as Markdown, such as for a pull request, as one HTML page that needs no network, and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -69,7 +69,7 @@ def as_html(r: Report, template: str = "sections.html", **more: Any) -> str:
         "sections": sections,
         "notes": _notes(r),
         "facts": r.facts,
-        "words": _meanings(r.words),
+        "words": _meanings((*r.words, *_columns(sections))),
     }
     return str(templates.page(template).render(**given, **more))
 
@@ -82,6 +82,12 @@ def _section(s: Section) -> dict[str, Any] | None:
     tables = [(replace(t, rows=t.rows[:ROWS]), max(0, len(t.rows) - ROWS)) for t in s.filled_tables]
     parts = [x for p in s.parts if (x := _section(p))]
     return {"of": s, "tables": tables, "pictures": drawn, "parts": parts}
+
+
+def _columns(sections: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the headings of all tables of sections and their parts, each once."""
+    own = [c for s in sections for t, _ in s["tables"] for c in t.columns]
+    return tuple(dict.fromkeys((*own, *(c for s in sections for c in _columns(s["parts"])))))
 
 
 @cache

@@ -22,7 +22,8 @@ AXES = {
     "E": "all experts",
     "V": "vocabulary",
 }
-KEY, POINT = "policy key", "point"
+KEY, POINT, HEADING = "policy key", "point", "heading"
+TEXT = 3  # words from which on a term is taken for a text, of which the words are looked up
 _HEADING = re.compile(r"^## (?P<name>[^(\n]+?)(?: \((?P<of>[^)\n]+)\))?$", re.MULTILINE)
 _ITEM = re.compile(r"^- \*\*(?P<label>[^*]+):\*\* ", re.MULTILINE)
 
@@ -59,10 +60,42 @@ def terms() -> tuple[Term, ...]:
 
 def look_up(term: str) -> tuple[Term, ...]:
     """Return every meaning of a word, whatever its case, spaces or hyphens; raises UserError that names the nearest."""
-    known = terms_by_name()
-    if lookup_key(term) not in known:
+    found = (*terms_by_name().get(lookup_key(term), ()), *headings().get(lookup_key(term), ()))
+    if not found and (":" in term or len(term.split()) >= TEXT):
+        found = words_in(term)
+    if not found:
         raise UserError(f"no word {term!r}{_near(term.strip().casefold())}")
-    return known[lookup_key(term)]
+    return found
+
+
+def words_in(text: str) -> tuple[Term, ...]:
+    """Return the words of a printed line that the glossary has, in their order, the longest where several begin."""
+    given = re.findall(r"[^\s,;:()\[\]]+", text)
+    found: list[Term] = []
+    i = 0
+    while i < len(given):
+        spans = (n for n in range(min(4, len(given) - i), 0, -1) if _word(" ".join(given[i : i + n])))
+        n = next(spans, 0)
+        found += _word(" ".join(given[i : i + n])) if n else ()
+        i += max(n, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _word(text: str) -> tuple[Term, ...]:
+    """Return the meanings of a word or of its singular."""
+    known, key = terms_by_name(), lookup_key(text.rstrip("."))
+    return known.get(key) or known.get(key.removesuffix("s")) or ()
+
+
+@cache
+def headings() -> dict[str, tuple[Term, ...]]:
+    """Return {heading of a table or a section that is no word: its meaning}."""
+    text = (resources.files("precaudit.bundled") / "headings.md").read_text(encoding="utf-8")
+    _, *rest = _ITEM.split(text)
+    found: dict[str, tuple[Term, ...]] = {}
+    for name, meaning in zip(rest[::2], rest[1::2], strict=True):
+        found[lookup_key(name)] = (*found.get(lookup_key(name), ()), Term(name, HEADING, _one_line(meaning)))
+    return found
 
 
 @cache

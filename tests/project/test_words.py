@@ -26,7 +26,7 @@ from precaudit.judging.verdicts import STATUSES, Verdict
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.reports.words import paragraphs, word_lines
-from precaudit.schema.glossary import AXES, KEY, POINT, look_up, lookup_key, terms, terms_by_name
+from precaudit.schema.glossary import AXES, KEY, POINT, headings, look_up, lookup_key, terms, terms_by_name
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
@@ -39,6 +39,7 @@ from precaudit.schema.records.errors import Distribution, ErrorRecord, ProbeReco
 from precaudit.schema.records.runs import Neutrality, Stats, StepRecord
 from precaudit.schema.selection import PHASES
 from tests.helpers.paths import ROOT
+from tests.helpers.shown_texts import heading_texts, note_texts
 
 GLOSSARY = ROOT / "precaudit" / "bundled" / "glossary.md"
 # Fields whose name says it all, or whose records are not shown.
@@ -260,6 +261,29 @@ def test_words_are_printed_where_the_terminal_has_no_greek():
         env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert b"||c - E|| / sqrt(||noise||^2" in done.stdout
+
+
+def known(text):
+    try:
+        return look_up(text)
+    except UserError:
+        return ()
+
+
+def test_explain_knows_every_heading_and_note_that_is_printed():
+    shown, notes = set(heading_texts()), set(note_texts())
+    assert (len(shown) > 150, len(notes) > 8) == (True, True)
+    assert [(file, text) for file, text in sorted(shown | notes) if not known(text)] == []
+
+
+def test_no_heading_is_told_that_nothing_prints_or_that_is_a_word():
+    assert headings().keys() <= {lookup_key(text) for _, text in heading_texts()}
+    assert not headings().keys() & terms_by_name().keys()
+
+
+def test_a_printed_line_is_explained_word_by_word():
+    line = "note: not judged where float32 leaves its range, excess precision and input suspect"
+    assert {"note", "input suspect", "excess precision"} <= {e.name for e in look_up(line)}
 
 
 # Help, examples, completion
