@@ -324,6 +324,38 @@ def a_sum_of_few(rows):
     return lax.scan(lambda total, row: (total + row, None), rows[0], rows)[0]
 
 
+# cancelled-one
+
+
+@fires("cancelled-one", f32(8), severity="warning")
+def a_logarithm_of_one_and_a_small_value(x):
+    return jnp.log(1.0 + x)  #!
+
+
+@fires("cancelled-one", f32(8), bf16(8), severity="warning")
+def an_entropy_of_a_sigmoid(x, y):
+    p = jax.nn.sigmoid(x)
+    wide = jnp.exp(y.astype(jnp.float32))
+    return jnp.log(1 - p) + (wide - 1.0)  #!
+
+
+@fires("cancelled-one", f32(8), severity="warning")
+def a_softplus_that_is_written_out(x):
+    return jnp.log(jnp.exp(x) + 1)  #!
+
+
+@silent("cancelled-one", f32(8))
+def functions_that_are_made_for_small_values(x):
+    return jnp.log1p(x) + jnp.expm1(x) + jax.nn.softplus(x) + jax.nn.log_sigmoid(-x)
+
+
+@silent("cancelled-one", f32(8), i32(8))
+def ones_that_lose_nothing(x, n):
+    """Beside whole numbers, other constants, and a one that no logarithm is of."""
+    counts = jnp.log(1 + n.astype(jnp.float32)) + jnp.log(n.astype(jnp.float32) + 1.0)
+    return counts + jnp.log(2.0 + x) + (jnp.exp(x) - 2.0) + (1.0 - jnp.exp(x)) / (1.0 + x)
+
+
 # lost-constant
 
 
