@@ -38,7 +38,7 @@ def unwritten(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation
     b, sequence, empty = its[0]
     slots = f"slot {empty.start}" if len(empty) == 1 else f"slots {empty.start} to {empty.stop - 1}"
     says = (
-        f"attention reads {slots} of the cache, which nothing has written: {sequence.earlier.start} rows are held "
+        f"attention reads {slots} of the cache, which nothing has written: {sequence.earlier.start} rows are stored "
         f"before the first call, which writes slot {empty.stop}"
     )
     return NamedOperation(NEVER, says, left, "state")

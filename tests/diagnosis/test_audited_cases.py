@@ -40,7 +40,7 @@ def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
     turned, slot = found.diagnosis.findings
     assert (turned.cause, turned.point, turned.layers) == ("positions +1", "q", (0, 1, 2))
     assert (slot.kind, slot.cause, slot.point, slot.layers) == ("state", "slot never written", "attn_out", (0, 1, 2))
-    assert "reads slot 4 of the cache, which nothing has written: 4 rows are held" in slot.says
+    assert "reads slot 4 of the cache, which nothing has written: 4 rows are stored" in slot.says
 
 
 @pytest.mark.slow  # 17 s

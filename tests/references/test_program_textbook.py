@@ -402,7 +402,7 @@ def test_constants_of_a_function_taken_in_bfloat16_are_named(tmp_path):
     assert {point for point, found in named.items() if found is not None} == {"mlp_act"}
     found = named["mlp_act"]
     assert (found.kind, found.cause) == ("format", "activation's constants in bfloat16")
-    assert found.says == "the constants of gelu with tanh are held in bfloat16"
+    assert found.says == "the constants of gelu with tanh are stored in bfloat16"
 
 
 def test_a_function_of_the_users_is_a_reference_too(tmp_path):

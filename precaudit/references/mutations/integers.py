@@ -27,7 +27,7 @@ def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
         return
     to = INTEGERS[policy.weights]
     for zero in (1, -1):
-        says = f"integers of weights are read off by {zero:+d}"
+        says = f"integers of weights are read wrong by {zero:+d}"
         yield _integer_variant(f"zero-point of weights off by {zero:+d}", says, to, partial(_add_zero_point, zero))
     for name, says, values in (
         ("integers one nearer to zero", "every integer of weights is read one nearer to zero", _nearer),

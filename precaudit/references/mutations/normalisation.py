@@ -176,14 +176,14 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         yield semantics(cause, says=says, form=_change_weight(name, change), last=True)
     for narrow in NARROW if config.norm_offset == 0.0 else ():
         form = _change_weight(name, partial(_square_weight, rounder(narrow)))
-        says = f"the weight is multiplied twice, and its square held in {narrow}"
+        says = f"the weight is multiplied twice, and its square stored in {narrow}"
         yield semantics(f"weight twice in {narrow}", says=says, form=form, last=True)
     for narrow in NARROW:
         rounds = rounder(narrow)
         yield Variant(
             f"weight less 1 in {narrow}",
             "format",
-            f"the weight is held less 1 in {narrow}, and 1 is added",
+            f"the weight less 1 is stored in {narrow}, and 1 is added",
             _change_weight(name, partial(_less_one, rounds)),
             last=True,
         )

@@ -92,7 +92,7 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
             if axis != -1 or row.kind == "head":  # of layers' rows: ``integer_variants``
                 yield _weights(f"weights in int{width}, {how}", says, whole, "quantisation")
             if policy.activations != "float32":
-                says = f"{says}, and held as {policy.activations}"
+                says = f"{says}, and stored as {policy.activations}"
                 yield _weights(
                     f"weights in int{width}, {how}, held", says, partial(_then, whole, stored), "quantisation"
                 )
@@ -100,7 +100,7 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
                 says = f"what weights multiply is quantised to {width} bits, {how}"
                 yield _inputs(f"inputs in int{width}, {how}", says, integers(width, axis), "quantisation")
             if axis != 0 and row.kind != "head" and policy.activations != "float32":
-                says = f"what weights multiply is quantised to {width} bits, {how}, and held as {policy.activations}"
+                says = f"what weights multiply is quantised to {width} bits, {how}, and stored as {policy.activations}"
                 held = partial(_then, integers(width, axis), stored)
                 yield _inputs(f"inputs in int{width}, {how}, held", says, held, "quantisation")
     widths = (config.width, config.heads * config.head_dim, config.mlp_width)
@@ -108,7 +108,7 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
         says = f"weights are quantised to 4 bits, a scale for {size} columns"
         yield _weights(f"weights in int4, groups of {size}", says, grouped_cast(4, size), "quantisation")
         if policy.activations != "float32":
-            says = f"{says}, and held as {policy.activations}"
+            says = f"{says}, and stored as {policy.activations}"
             held = partial(_then, grouped_cast(4, size), stored)
             yield _weights(f"weights in int4, groups of {size}, held", says, held, "quantisation")
     narrower = [n for n in (*NARROW, *EIGHT_BITS) if FORMATS[n].precision < FORMATS[policy.activations].precision]

@@ -161,7 +161,7 @@ def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
     """Yield an activation whose constants are held in a narrow format: what is seen in FP64 and not under rounding."""
     if config.activation == "gelu_tanh":
         for name, key in NARROW_CONSTANTS.items():
-            says = f"the constants of {CALLED[config.activation]} are held in {name}"
+            says = f"the constants of {CALLED[config.activation]} are stored in {name}"
             yield Variant(f"activation's constants in {name}", "format", says, constant(activation=key))
 
 

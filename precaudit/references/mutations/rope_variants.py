@@ -30,9 +30,11 @@ semantics = partial(Variant, kind="semantics")
 def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield variants of RoPE in a layer's q and k."""
     for by in (1, -1):
-        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shift_positions(by))
+        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions wrong by {by:+d}", form=shift_positions(by))
     yield semantics(
-        "positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shift_positions(-1, 0)
+        "positions -1, at least 0",
+        says="RoPE takes positions wrong by -1, 0 at 0",
+        form=shift_positions(-1, 0),
     )
     yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleave())
     yield semantics(
