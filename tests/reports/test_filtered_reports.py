@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 
@@ -105,3 +106,11 @@ def test_a_folder_of_runs_is_judged_run_by_run_or_listed(honest, tmp_path, capsy
         assert run([name, str(folder)]) == 2
         told = f"holds 2 runs, and {name} is for one: precaudit {name} {folder}/a; precaudit {name} {folder}/b"
         assert told in capsys.readouterr().err
+
+
+def test_two_runs_are_compared_at_the_positions_that_are_asked_for(honest, tmp_path, capsys):
+    shutil.copytree(honest, tmp_path / "copy")
+    words = ["compare", str(tmp_path / "copy"), str(honest), "--positions", "last:1", "--prompt", "a", "--json"]
+    assert run(words) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert {(e["prompt"], e["phase"], e["step"]) for e in shown} == {("a", "decode", 2)}

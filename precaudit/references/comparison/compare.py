@@ -94,7 +94,8 @@ def compare(
         parse_accumulation(name)
     opened = run if isinstance(run, Run) else open_run(run, options.partial)
     if against is not None:
-        return _pair(opened, open_run(against, options.partial, options.held), select, options, tell)
+        pair = _pair(opened, open_run(against, options.partial, options.held), select, options, tell)
+        return pair if select is None or select.positions is None else at_positions(pair, select.positions)
     recorded = Recorded.of(opened)
     selected = resolve_selection(recorded, select, options.accum)
     absent = _absent(recorded.run, options)
