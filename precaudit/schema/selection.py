@@ -113,12 +113,14 @@ def _slice(text: str, n: int, what: str) -> list[int]:
 
 
 def parse_layers(text: str | None, n: int) -> tuple[int, ...]:
-    """Return the sorted layers that ``"0,15:18,-1"`` names among ``n`` (Python slices)."""
+    """Return the sorted layers that ``"0,15:18,-1"`` names among ``n`` (Python slices); raises UserError."""
     if text is None:
         return tuple(range(n))
     items = _words(text)
     if not items:
         raise UserError("no layer is named; for example --layers 0,15:18,-1")
+    if n == 0:
+        raise UserError(f"--layers {text}: the program scans over none, its layers are written out; choose by --points")
     return tuple(sorted({i for item in items for i in _slice(item, n, "layer")}))
 
 

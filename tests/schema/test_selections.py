@@ -32,6 +32,11 @@ def test_layers_refused(text):
         parse_layers(text, 30)
 
 
+def test_layers_of_a_program_that_has_none_are_refused_with_what_to_give():
+    with pytest.raises(UserError, match=r"^--layers 0: the program scans over none, .* choose by --points$"):
+        parse_layers("0", 0)
+
+
 def test_positions():
     assert parse_positions("last:2,::64", 130) == (0, 64, 128, 129)
     assert parse_positions("500", 10) == ()
