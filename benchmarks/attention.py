@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model, attention
 from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64
@@ -68,7 +68,7 @@ def measured(name: str) -> Iterator[str]:
     exact: list[Array] = []
     wanted = Wanted({"logits"}, None, [np.arange(len(tokens))])
     book = Model(first.config, first.checkpoint.tensors.read_tensor)
-    forward(book, [tokens], [FP64], wanted, lambda _i, _at, _point, x: exact.append(np.array(x)))
+    forward(book, Sequences([tokens]), [FP64], wanted, lambda _i, _at, _point, x: exact.append(np.array(x)))
     calls = {label: (prefill_program(s, None), arguments(s, tokens)) for label, s in subjects.items()}
     logits = {label: np.asarray(program(*given)[0], np.float64)[0] for label, (program, given) in calls.items()}
     seconds: dict[str, list[float]] = {label: [] for label in calls}

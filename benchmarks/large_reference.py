@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from benchmarks.main_job import Line, show
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.configs import DecoderConfig, from_config_json, model_tensors
-from precaudit.models.numpy_decoder.forward import Wanted, forward, seconds_for
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward, seconds_for
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.threads import WORKERS, each, one_blas_thread
@@ -107,7 +107,7 @@ def child(folder: str, prompts: int, tokens: int) -> None:
     checkpoint = open_checkpoint(folder)
     said = seconds_for(checkpoint.config, prompts * tokens)
     rng = np.random.default_rng(1)
-    sequences = [rng.integers(0, SHAPE["vocab_size"], tokens) for _ in range(prompts)]
+    sequences = Sequences([rng.integers(0, SHAPE["vocab_size"], tokens) for _ in range(prompts)])
     wanted = Wanted({"q", "k", "v", "attn_out", "logits"}, None, [np.asarray([tokens - 1])] * prompts)
     before = dgemm_rate()
     forget(Path(folder))

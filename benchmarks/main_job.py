@@ -26,7 +26,7 @@ from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.configs import DecoderConfig, model_tensors
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.rounding import FP64, Rounding
@@ -188,7 +188,7 @@ def reference(config: DecoderConfig, read: Callable[[str], Array], more: tuple[s
     """Return the reference's points, of each the last layer's: what was emitted before is overwritten."""
     held: Weights = {}
     wanted, ids = Wanted({*ROWS, *more}, None, [np.asarray([LENGTH - 1])]), np.asarray(token_ids(config.vocab))
-    forward(Model(config, read), [ids], [FP64], wanted, lambda _i, _layer, point, x: held.update({point: x}))
+    forward(Model(config, read), Sequences([ids]), [FP64], wanted, lambda _i, _layer, point, x: held.update({point: x}))
     return held
 
 
@@ -215,7 +215,7 @@ def reference_parts(config: DecoderConfig, read: Callable[[str], Array]) -> dict
 
     model.warm = warmed  # type: ignore[method-assign]
     began = time.perf_counter()
-    forward(model, [ids], [Rounding(dot=dot)], wanted, lambda *_place: None)
+    forward(model, Sequences([ids]), [Rounding(dot=dot)], wanted, lambda *_place: None)
     whole = WORKERS * (time.perf_counter() - began)
     sums = {name: sum(each) for name, each in taken.items()}
     return sums | {"rest": whole - sum(sums.values())}
@@ -268,7 +268,9 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
     rule = AttentionRule.of(config, None)
     model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
-    forward(model, [ids], [FP64], wanted, lambda _i, layer, point, x: kept.update({(layer, point): narrow(x)}))
+    forward(
+        model, Sequences([ids]), [FP64], wanted, lambda _i, layer, point, x: kept.update({(layer, point): narrow(x)})
+    )
 
     def emulate(name: str) -> None:
         with one_blas_thread():

@@ -13,7 +13,7 @@ from precaudit.models.checkpoints import open_checkpoint, recorded_source
 from precaudit.models.checkpoints.names import parse_map, rearrange_axes, with_constants
 from precaudit.models.checkpoints.opening import json_table
 from precaudit.models.configs import FAMILIES, DecoderConfig, from_config_json, model_tensors
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -92,8 +92,8 @@ class MappedTextbook:
             held[i, sequences[i].rows] = values
 
         every = [np.arange(len(s.rows)) for s in sequences]
-        ids, earlier = [s.ids for s in sequences], [s.earlier for s in sequences]
-        forward(self.model, ids, [FP64], Wanted(points, None, every), emit, earlier=earlier)
+        fed = Sequences([s.ids for s in sequences], earlier=[s.earlier for s in sequences])
+        forward(self.model, fed, [FP64], Wanted(points, None, every), emit)
         return found
 
 

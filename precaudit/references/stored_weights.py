@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 from precaudit.models.checkpoints import Checkpoint
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array, widen
@@ -52,10 +52,9 @@ def _exact_logits(
     rows = [recorded.logit_rows(s.prompt) for s in sequences]
     forward(
         Model(recorded.config, checkpoint.tensors.read_tensor),
-        [np.asarray(s.tokens) for s in sequences],
+        Sequences([np.asarray(s.tokens) for s in sequences], [s.lengths for s in sequences]),
         [FP64],
         Wanted({LOGITS}, (), rows),
         emit,
-        lengths=[s.lengths for s in sequences],
     )
     return found

@@ -3,7 +3,7 @@
 import numpy as np
 from safetensors.numpy import load_file
 
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from tests.helpers.paths import FIXTURES
@@ -19,11 +19,10 @@ def reference(checkpoint, tokens, lengths=None):
     rows = np.arange(len(tokens))
     forward(
         Model(checkpoint.config, checkpoint.tensors.read_tensor),
-        [tokens],
+        Sequences([tokens], None if lengths is None else [lengths]),
         [FP64],
         Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),
         lambda _i, layer, point, values: found.__setitem__((layer, point), values),
-        lengths=None if lengths is None else [lengths],
     )
     last = checkpoint.config.layers - 1
     hidden = [found[i, "resid_in"] for i in range(last + 1)] + [found[last, "resid_out"]]

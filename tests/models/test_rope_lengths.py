@@ -11,7 +11,7 @@ from precaudit.judging.gate import judge_found
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.configs import RopeScaling, from_config_json
 from precaudit.models.jax_decoder.parameters import frequencies
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.tracing import subject as subjects
@@ -142,9 +142,12 @@ def test_what_is_drawn_beyond_the_context_is_scored_alike():
     model = Model(subject.config, subject.checkpoint.tensors.read_tensor)
     lengths = row_lengths("prefill", len(prompt), len(fed), len(fed))
     forward(
-        model, [fed], [FP64], Wanted({"logits"}, (), [rows]), lambda _i, _at, p, x: logits.update({p: x}),
-        lengths=[lengths],
-    )  # fmt: skip
+        model,
+        Sequences([fed], [lengths]),
+        [FP64],
+        Wanted({"logits"}, (), [rows]),
+        lambda _i, _at, p, x: logits.update({p: x}),
+    )
     shares = logits["logits"] - np.log(np.exp(logits["logits"]).sum(axis=1, keepdims=True))
     exact = shares[np.arange(8), made.tokens[0]]
     np.testing.assert_allclose(made.logprobs[0], exact, atol=3e-6)

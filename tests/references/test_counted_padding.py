@@ -6,7 +6,7 @@ import pytest
 from precaudit.diagnosis.padding_read import READ, padding_read
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder.earlier import Earlier
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.models.numpy_decoder.rounding import FP64
@@ -35,7 +35,7 @@ def values(model, ids, turned=0):
         found[layer, point] = x
 
     rows = [np.arange(len(ids))]
-    forward(model, [ids], [FP64], Wanted(set(SHOWN), None, rows), emit, earlier=[Earlier(turned=turned)])
+    forward(model, Sequences([ids], earlier=[Earlier(turned=turned)]), [FP64], Wanted(set(SHOWN), None, rows), emit)
     return found
 
 

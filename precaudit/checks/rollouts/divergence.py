@@ -7,7 +7,7 @@ import numpy as np
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.sampling import Sampling, noise
 from precaudit.models.configs import with_window
-from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
+from precaudit.models.numpy_decoder.forward import Decoding, Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy
 from precaudit.numbers.arrays import Array
@@ -111,7 +111,7 @@ def _rows(
             made[i][next(k for k in chosen if k not in made[i])] = logits[0]
 
         some, cached = [roundings[k] for k in chosen], Decoding(prompts, [decoding[k] for k in chosen])
-        forward(Model(config, read), sequences, some, Wanted({LOGITS}, (), last), emit, decoding=cached)
+        forward(Model(config, read), Sequences(sequences, decoding=cached), some, Wanted({LOGITS}, (), last), emit)
     return [m[0] for m in made], [np.array([m[k] - m[0] for m in made]) for k in (1, 2)]
 
 

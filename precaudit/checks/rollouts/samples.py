@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.limits import Side
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.scoring import ELEMENTS, by_fp64
 from precaudit.errors import UserError
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -66,11 +66,10 @@ def _sample(
     held: list[Array] = []
     forward(
         model,
-        [whole],
+        Sequences([whole]),
         [FP64],
         Wanted({LOGITS}, (), [rows]),
         lambda *given: held.append(given[-1]),
-        lengths=[np.full(len(whole), len(whole))],
     )
     (logits,) = held
     before = logits[: n if first else n - 1]

@@ -11,7 +11,7 @@ import numpy as np
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.errors import UserError
 from precaudit.models.jax_decoder.arithmetic import compiler_options
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -140,6 +140,6 @@ def by_rounded_fp64(
             found[group[i]] = np.stack([log_softmax(x / temperature)[np.arange(len(ids)), ids] for x in ways])
 
         turned = [np.full(len(s), len(s) + 1) for s in sequences]
-        forward(model, sequences, [FP64], Wanted({LOGITS}, (), rows), emit, lengths=turned)
+        forward(model, Sequences(sequences, turned), [FP64], Wanted({LOGITS}, (), rows), emit)
         tell(total - len(waiting), total, "scoring in FP64")
     return found

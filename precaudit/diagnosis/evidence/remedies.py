@@ -15,7 +15,7 @@ from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import CannotLift
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.jax_decoder.kernels import check_config
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -113,7 +113,7 @@ def remedies(
     exact: dict[int, Array] = {}
     rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
     wanted = Wanted({LOGITS}, None, rows)
-    forward(model, list(prompts), [FP64], wanted, lambda i, _at, _p, x: exact.update({i: np.array(x)}))
+    forward(model, Sequences(list(prompts)), [FP64], wanted, lambda i, _at, _p, x: exact.update({i: np.array(x)}))
     if not all(np.isfinite(x).all() for x in exact.values()):
         return []
     before = _measure(subject, prompts, rows, exact)

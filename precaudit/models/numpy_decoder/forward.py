@@ -34,6 +34,21 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """Token ids of several sequences, and how they stand.
+
+    ``lengths``: for each, how long it was when its rows were turned (schema/lengths.py; None: each as long as it is).
+    ``earlier``: for each, what came before its first row (None: nothing). ``decoding``: rows that attend over the
+    cache.
+    """
+
+    ids: Sequence[Array]
+    lengths: Sequence[Array] | None = None
+    earlier: Sequence[Earlier] | None = None
+    decoding: Decoding | None = None
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What to emit: points, layers (None: all), and for each sequence the rows whose logits are wanted."""
 
@@ -44,26 +59,21 @@ class Wanted:
 
 def forward(
     model: Model,
-    sequences: Sequence[Array],
+    sequences: Sequences,
     roundings: Sequence[Rounding],
     wanted: Wanted,
     emit: Emit,
     progress: Callable[[int], None] = lambda _layer: None,
-    decoding: Decoding | None = None,
-    lengths: Sequence[Array] | None = None,
-    earlier: Sequence[Earlier] | None = None,
 ) -> None:
-    """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
+    """Run ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
     ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
     Values are FP64, [rows of the sequence, …] as in docs/files.md (scores, probs: [H, T, S]; logits: the wanted
-    rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
-    were turned (schema/lengths.py; None: each as long as it is). ``earlier``: for each sequence, what came before
-    its first row (None: nothing). An emitted array is the caller's. Rows of many sequences go through each matrix
-    together, and a layer's tensors are widened once for all roundings and sequences.
+    rows). An emitted array is the caller's. Rows of many sequences go through each matrix together, and a layer's
+    tensors are widened once for all roundings and sequences.
     """
-    batches = _batches(sequences, lengths, earlier)
-    embedded = [model.embed(np.concatenate(sequences[b.first : b.first + len(b.spans)])) for b in batches]
+    batches, decoding = _batches(sequences), sequences.decoding
+    embedded = [model.embed(np.concatenate(sequences.ids[b.first : b.first + len(b.spans)])) for b in batches]
     states = [[r.residual(x) for x in embedded] for r in roundings]
     with one_blas_thread():
         for layer in range(model.config.layers):
@@ -75,9 +85,9 @@ def forward(
                     def at_layer(i: int, point: str, values: Array, first: int = batch.first, at: int = layer) -> None:
                         emit(first + i, at, point, values)
 
-                    cached = None if decoding is None else (decoding.first[batch.first :], decoding.roundings[n])
+                    cached = None if decoding is None else decoding.roundings[n]
                     here = model.context(layer, batch.positions, rounding, batch.turned)
-                    states[n][k] = _layer(here, states[n][k], batch.spans, points, at_layer, cached, batch.earlier)
+                    states[n][k] = _layer(here, states[n][k], batch, cached, points, at_layer)
             progress(layer)
         for made, rounding in zip(states, roundings, strict=True):
             for x, batch in zip(made, batches, strict=True):
@@ -89,7 +99,7 @@ class Batch:
     """Sequences, from number ``first`` on, whose rows go through each matrix together.
 
     ``spans``: the rows of each; ``positions``, ``turned`` [T]: of every row, and how long its sequence was when it was
-    turned; ``earlier``: what came before each.
+    turned; ``earlier``: what came before each; ``decoded``: from which row on each attends over the cache, if any does.
     """
 
     first: int
@@ -97,6 +107,7 @@ class Batch:
     positions: Array
     turned: Array
     earlier: Sequence[Earlier]
+    decoded: Sequence[int] = ()
 
 
 def divide_sequences(sizes: Sequence[int]) -> list[range]:
@@ -113,12 +124,11 @@ def divide_sequences(sizes: Sequence[int]) -> list[range]:
     return [*found, range(first, len(sizes))] if sizes else []
 
 
-def _batches(
-    sequences: Sequence[Array], lengths: Sequence[Array] | None, earlier: Sequence[Earlier] | None
-) -> list[Batch]:
+def _batches(sequences: Sequences) -> list[Batch]:
     """Return the batches of sequences."""
-    sizes = [len(s) for s in sequences]
-    before = [FIRST] * len(sequences) if earlier is None else earlier
+    sizes, lengths = [len(s) for s in sequences.ids], sequences.lengths
+    before = [FIRST] * len(sizes) if sequences.earlier is None else sequences.earlier
+    decoded = () if sequences.decoding is None else sequences.decoding.first
     positions = [e.start + e.turned + np.arange(n) for e, n in zip(before, sizes, strict=True)]
     turned = lengths if lengths is not None else [np.full(n, n) for n in sizes]
     found = []
@@ -127,7 +137,7 @@ def _batches(
         edges = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(int)
         spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         rows = np.concatenate(positions[mine]), np.concatenate(turned[mine])
-        found.append(Batch(some.start, spans, *rows, before[mine]))
+        found.append(Batch(some.start, spans, *rows, before[mine], decoded[mine]))
     return found
 
 
@@ -148,12 +158,12 @@ def seconds_for(config: DecoderConfig, tokens: int) -> float:
 def _layer(
     context: Context,
     x: Array,
-    spans: list[slice],
+    batch: Batch,
+    cached: Rounding | None,
     points: set[str],
     emit: Callable[[int, str, Array], None],
-    cached: tuple[Sequence[int], Rounding] | None,
-    earlier: Sequence[Earlier],
 ) -> Array:
+    """Emit one layer's points and return its output; ``cached``: the rounding of rows that attend over the cache."""
     stream, before, mix, after = rows_of_layer(context.config)
     values = {stream: x}
     inputs, (weighed, scored) = POINTS[mix].inputs, parts_of(mix)
@@ -161,15 +171,15 @@ def _layer(
     values[mix] = np.empty(values[inputs[0]].shape)
     rule = AttentionRule.of(context.config, context.layer)
     assert context.layer is not None
-    for i, span in enumerate(spans):
-        if context.layer in earlier[i].mixed:
-            values[mix][span] = earlier[i].mixed[context.layer]
+    for i, (span, earlier) in enumerate(zip(batch.spans, batch.earlier, strict=True)):
+        if context.layer in earlier.mixed:
+            values[mix][span] = earlier.mixed[context.layer]
             continue
-        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span] - earlier[i].turned
-        k, v = earlier[i].before(context.layer, k, v)
+        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span] - earlier.turned
+        k, v = earlier.before(context.layer, k, v)
         parts = [(slice(None), context.rounding, k, v)]
         if cached is not None:
-            first, r = cached[0][i], cached[1]
+            first, r = batch.decoded[i], cached
             parts = [(slice(first), context.rounding, k, v), (slice(first, None), r, r.cache(k), r.cache(v))]
         made: dict[str, list[Array]] = {scored: [], weighed: []}
         for rows, r, keys, vals in parts:
@@ -183,7 +193,7 @@ def _layer(
         for name in points & set(made):
             emit(i, name, np.concatenate(made[name], axis=1))
     _chain(context, values, after, {after[-1], *points})
-    found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
+    found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(batch.spans)]
     each(emit, found)
     return values[after[-1]]
 

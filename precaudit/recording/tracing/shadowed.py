@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from precaudit.interpreters.jaxpr import reap, shadow
-from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
+from precaudit.models.numpy_decoder.forward import Decoding, Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.operators import rope_frequencies
 from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding
@@ -201,7 +201,7 @@ def _compare(
         lengths = [
             row_lengths(view, len(p.tokens), len(s), len(s)) for p, s in zip(work.prompts, sequences, strict=True)
         ]
-        forward(model, sequences, [meant], wanted, partial(emit, view), decoding=cached, lengths=lengths)
+        forward(model, Sequences(sequences, lengths, decoding=cached), [meant], wanted, partial(emit, view))
     return found
 
 

@@ -13,7 +13,7 @@ from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.earlier import Earlier
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -198,5 +198,5 @@ def textbook_values(model: Model, fed: FedTokens) -> Textbook:
     wanted = {p for p in present(model.config.sparse) if POINTS[p].by_row or POINTS[p].over_keys}
     earlier = [Earlier(turned=n) for n in fed.turned]
     rows = [np.arange(len(x)) for x in fed.ids]
-    forward(model, list(fed.ids), [FP64], Wanted(wanted, None, rows), emit, earlier=earlier)
+    forward(model, Sequences(list(fed.ids), earlier=earlier), [FP64], Wanted(wanted, None, rows), emit)
     return Textbook(model, found, fed)

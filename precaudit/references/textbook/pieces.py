@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.forward import Wanted, divide_sequences, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, divide_sequences, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
@@ -57,6 +57,11 @@ def divide_forward(sequences: Sequence[Sequenced], slots: int) -> list[range]:
     return found
 
 
+def fed_sequences(some: Sequence[Sequenced]) -> Sequences:
+    """Return what is fed to the whole model, and how long each was when its rows were turned."""
+    return Sequences([np.asarray(s.tokens) for s in some], [s.lengths for s in some])
+
+
 def some_wanted(wanted: Wanted, some: range) -> Wanted:
     """Return what is wanted of some sequences."""
     return replace(wanted, logit_rows=wanted.logit_rows[some.start : some.stop])
@@ -72,8 +77,7 @@ def keep_exact(shared: ExactPieces, some: range, tell: Advance) -> list[Referenc
         places[i].save(layer, point, wanted.logit_rows[i], values)
 
     told = layers_told(tell, shared.what, shared.model.config.layers)
-    turned = [s.lengths for s in mine]
-    forward(shared.model, [np.asarray(s.tokens) for s in mine], [FP64], wanted, save, told, lengths=turned)
+    forward(shared.model, fed_sequences(mine), [FP64], wanted, save, told)
     return places
 
 
@@ -83,12 +87,11 @@ def exact_logits(shared: ExactPieces, some: range, tell: Advance) -> list[Array]
     found: dict[int, Array] = {}
     forward(
         shared.model,
-        [np.asarray(s.tokens) for s in mine],
+        fed_sequences(mine),
         [FP64],
         some_wanted(shared.wanted, some),
         lambda i, _, __, x: found.update({i: x}),
         layers_told(tell, shared.what, shared.model.config.layers),
-        lengths=[s.lengths for s in mine],
     )
     return [found[i] for i in range(len(mine))]
 

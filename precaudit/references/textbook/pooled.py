@@ -22,6 +22,7 @@ from precaudit.references.textbook.pieces import (
     Execution,
     divide_forward,
     exact_logits,
+    fed_sequences,
     layers_told,
     some_wanted,
 )
@@ -152,13 +153,11 @@ def add_members(shared: MemberPieces, piece: MemberPiece, tell: Advance) -> list
     found = [MemberErrors() for _ in range(1 if len(piece.seeds) == RUNS else len(piece.seeds))]
     forward(
         shared.model,
-        [np.asarray(s.tokens) for s in mine],
+        replace(fed_sequences(mine), decoding=decoding),
         [redrawn(plain, seed) for seed in piece.seeds],
         some_wanted(shared.whole.wanted, some),
         Adder(shared.whole, shared.config, mine, found).add,
         layers_told(tell, _what(shared), shared.model.config.layers),
-        decoding,
-        [s.lengths for s in mine],
     )
     return found
 

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 
 from precaudit.interpreters.jaxpr import reap
 from precaudit.interpreters.jaxpr.shadow import CannotLift, shadow
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.tracing.subject import load
@@ -263,7 +263,7 @@ def test_the_decoder_s_shadow_is_the_reference(policy):
     wanted = Wanted({*taps, "logits"}, None, [np.arange(n)])
     forward(
         Model(s.config, s.checkpoint.tensors.read_tensor),
-        [tokens],
+        Sequences([tokens]),
         [FP64],
         wanted,
         lambda _i, at, p, x: found.update({(at, p): x}),

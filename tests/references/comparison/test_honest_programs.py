@@ -271,7 +271,7 @@ def test_every_value_of_every_key_passes_or_is_refused_or_unknown(tmp_path, key,
 def test_every_place_is_read_by_an_operation():
     """A place that is declared and read by nothing emulates nothing: in the forward pass, and in operations."""
     from precaudit.models.configs import model_tensors
-    from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
+    from precaudit.models.numpy_decoder.forward import Decoding, Sequences, Wanted, forward
     from precaudit.models.numpy_decoder.model import Model
     from tests.helpers.paths import FIXTURES
 
@@ -292,7 +292,7 @@ def test_every_place_is_read_by_an_operation():
         wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
         on_two = replace(rounding, splits=(("attn_proj", SplitSum(parts=2, summed="bfloat16")),))
         for r in (rounding, replace(rounding, blocks=Blocks(4)), on_two):
-            forward(model, [np.arange(1, 8)], [r], wanted, lambda *_: None, decoding=Decoding([4], [r]))
+            forward(model, Sequences([np.arange(1, 8)], decoding=Decoding([4], [r])), [r], wanted, lambda *_: None)
     assert seen == set(PLACES)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
-from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.recording.tracing.subject import load
@@ -310,7 +310,7 @@ def test_forward_noise_is_that_of_eight_draws(tmp_path):
     found = []
     wanted = Wanted({"resid_out"}, [1], [tokens[-1:] - 1])
     draws = [FP64, *(redrawn(base, seed) for seed in range(8))]
-    forward(model, [tokens], draws, wanted, lambda _i, _at, _p, x: found.append(x))
+    forward(model, Sequences([tokens]), draws, wanted, lambda _i, _at, _p, x: found.append(x))
     exact, emulated = found[0], found[1:]
     energy = np.mean([((y - exact) ** 2).sum() for y in emulated])
     assert float(e.noise) == pytest.approx(np.sqrt(energy) / np.linalg.norm(exact), rel=1e-9)
