@@ -19,7 +19,7 @@ from precaudit.references.mutations.forms import Form, Inputs, evaluate_form, us
 from precaudit.references.mutations.heads import head_variants
 from precaudit.references.mutations.keys import missing_keys
 from precaudit.references.mutations.minimising import minimise
-from precaudit.references.mutations.parts import scaled_parts
+from precaudit.references.mutations.parts import added_number, scaled_parts
 from precaudit.references.mutations.products import narrow_constants
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.sequences import Tokens
@@ -122,6 +122,7 @@ def _of_parts(each: Sequence[Inputs], seen: Sequence[Array]) -> Iterator[Variant
             if o.row.weighs:
                 yield from missing_keys(o, candidate, emulated)
             yield from scaled_parts(np.asarray(o.positions), o.row.axes, candidate, emulated, SAME)
+            yield from added_number(candidate.ravel(), emulated.ravel(), SAME)
             return
 
 

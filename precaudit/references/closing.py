@@ -30,6 +30,19 @@ class Residue:
 
 
 @dataclass(frozen=True)
+class Remainder:
+    """What an emulation leaves: its sums, its norm over the reference's, and where it is farthest, as of ``farthest``.
+
+    ``slices``: the worst slices of an array whose axes nobody has named.
+    """
+
+    sums: Sums
+    share: float
+    far: tuple[float, tuple[int, ...]]
+    slices: dict[str, WorstSlice] | None = None
+
+
+@dataclass(frozen=True)
 class Yardstick:
     """A recorded operation and what honest programs leave of it, all canonical [T, H, K] in FP64.
 
@@ -96,7 +109,7 @@ class Yardstick:
         if self.shape is not None:
             mine, power, its = (x.reshape(self.shape) for x in (left, self.noise.power, reference))
             found = worst_slices(mine, power, its, self.noise)
-        return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far, found)
+        return residue_of(Remainder(sums, share, far, found), self.noise, self.positions, self.axes, self.dtype)
 
     def _remainder(self, emulated: Array) -> Array:
         """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it.
@@ -158,34 +171,22 @@ def left_of(candidate: Array, emulated: Array, reference: Array, sums: Array | N
     return out
 
 
-def residue_of(
-    sums: Sums,
-    noise: Noise,
-    positions: Array,
-    axes: str,
-    dtype: str,
-    share: float,
-    far: tuple[float, tuple[int, ...]],
-    slices_of: dict[str, WorstSlice] | None = None,
-) -> Residue:
-    """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``.
-
-    ``slices_of``: the worst slices of an array whose axes nobody has named.
-    """
-    whole, worst, slices = excesses(sums, noise, positions, axes)
-    if slices_of is not None:
-        worst, slices = as_scopes(slices_of)
-    tensor, by_head = gain_and_mean(sums, noise, axes[-1] == "K" or axes == "HTS")
+def residue_of(left: Remainder, noise: Noise, positions: Array, axes: str, dtype: str) -> Residue:
+    """Return a remainder beside the noise of honest programs."""
+    whole, worst, slices = excesses(left.sums, noise, positions, axes)
+    if left.slices is not None:
+        worst, slices = as_scopes(left.slices)
+    tensor, by_head = gain_and_mean(left.sums, noise, axes[-1] == "K" or axes == "HTS")
     scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
     if by_head:
         scopes["head"] |= by_head
     found = Unexplained(
-        rel_l2=json_number(share),
-        u=json_number(share / FORMATS[dtype].unit_roundoff),
+        rel_l2=json_number(left.share),
+        u=json_number(left.share / FORMATS[dtype].unit_roundoff),
         excess=json_number(whole),
         gain=tensor["gain"],
         mean=tensor["mean"],
-        componentwise=(json_number(far[0]), own_index(far[1], axes)),
+        componentwise=(json_number(left.far[0]), own_index(left.far[1], axes)),
     )
     return Residue(found, scopes, slices)
 

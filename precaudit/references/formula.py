@@ -7,7 +7,7 @@ import numpy as np
 
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array
-from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places, not_taken
+from precaudit.recording.runs.programs import Opened, judged_places, not_taken
 from precaudit.references.cached import MADE, CachePair, read_caches
 from precaudit.references.mapped import (
     MappedTextbook,
@@ -278,13 +278,15 @@ def textbook_errors(opened: Opened, book: MappedTextbook, case: str, made: Shown
         for call, rows in enumerate(made.calls):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else formula_numbers(seen[:, rows], expected[:, rows], at[:, rows])
-            yield _record(opened, case, call, pair.shown, pair.step, named, found)
+            here = Place(case, opened.record.phase, call, pair.step, pair.shown.name)
+            yield here.record("formula", "shadow", named, **found)
     for pair, its in made.caches.items():
         for call, cache in enumerate(its):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else formula_numbers(*cache)
             named = f"{book.config.family}:{pair.layer}.{pair.point}"
-            yield _record(opened, case, call, pair.shown, pair.step, named, found)
+            here = Place(case, opened.record.phase, call, pair.step, pair.shown.name)
+            yield here.record("formula", "shadow", named, **found)
 
 
 def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
@@ -301,12 +303,13 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
         wanted, seen = np.asarray(expected[p.name], np.float64), exact[p.name]
         if wanted.shape != seen.shape:
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
+        here = Place(case, opened.record.phase, call, layer, p.name)
         if (why := not_taken(opened.record, p, layer, opened.tensors(case, call, "taps"))) is not None:
-            yield _record(opened, case, call, p, layer, "reference", {"skipped": why})
+            yield here.record("formula", "shadow", "reference", skipped=why)
             continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]
         rows = [x.reshape(1, -1, p.shape[-1] if p.shape else 1) for x in cut]
-        yield _record(opened, case, call, p, layer, "reference", formula_numbers(*rows))
+        yield here.record("formula", "shadow", "reference", **formula_numbers(*rows))
 
 
 def formula_numbers(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:
@@ -339,10 +342,3 @@ def formula_numbers(seen: Array, expected: Array, positions: Array | None = None
         "rel_l2": json_number(whole / base if base else whole),
         "scopes": scopes,
     }
-
-
-def _record(
-    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, reference: str, numbers: dict[str, Any]
-) -> ErrorRecord:
-    here = Place(case, opened.record.phase, call, layer, p.name)
-    return here.record("formula", "shadow", reference, **numbers)

@@ -54,20 +54,32 @@ def honest_forms(row: Point, dtype: str) -> Iterator[Form]:
         yield from _orders()
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How an operation was executed: on a cpu, gpu or tpu, and with one row at a time (``decode``).
+
+    ``settled``: its rounding is what the compiled program says, so that products are no others.
+    """
+
+    device: str
+    decode: bool
+    settled: bool = False
+
+
 def on_single_rows(
-    rounding: Rounding, row: Point, dtype: str, scores: str, device: str, decode: bool, settled: bool = False
+    rounding: Rounding, row: Point, dtype: str, scores: str, executed: Execution
 ) -> dict[tuple[str, ...], Rounding]:
     """Return {what is done otherwise: rounding} of products with one row, where a device makes them in several ways.
 
-    ``dtype``, ``scores``: formats of its result and of scores; ``device``: cpu, gpu or tpu; ``decode``: one row was
-    made at a time; ``settled``: ``rounding`` is what the compiled program says, so that products are no others. XLA on
-    a GPU makes a product with one row without its tensor cores: in float32 where an operand is,
-    and where none is, and the result is narrow too, as a narrow product of every pair and a float32 sum. A TPU makes
-    small products on its vector unit, in float32, and where the result is narrow in either way: which, its compiler
-    chooses, and whether it rounds inside a fusion cannot be read from its text.
+    ``dtype``, ``scores``: formats of its result and of scores. XLA on a GPU makes a product with one row without its
+    tensor cores: in float32 where an operand is, and where none is, and the result is narrow too, as a narrow product
+    of every pair and a float32 sum. A TPU makes small products on its vector unit, in float32, and where the result is
+    narrow in either way: which, its compiler chooses, and whether it rounds inside a fusion cannot be read from its
+    text.
     """
     found: dict[tuple[str, ...], Rounding] = {(): rounding}
-    other = row.sums and rounding.dot is not np.matmul and not settled
+    device, decode = executed.device, executed.decode
+    other = row.sums and rounding.dot is not np.matmul and not executed.settled
     if other and device == "tpu":
         found[FLOAT32_PRODUCTS,] = replace(rounding, dot=np.matmul)
     if row.sums and dtype in ("bfloat16", "float16") and device in ("gpu", "tpu") and decode:

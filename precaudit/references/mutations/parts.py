@@ -44,12 +44,11 @@ def scaled_parts(
     candidate: Array,
     emulated: Array,
     roundoff: float,
-    hidden: Array | None = None,
     shares: bool = False,
 ) -> Iterator[Variant]:
     """Yield the operation with parts of its result times the factor that fits, and what else one number makes.
 
-    Simplest first. ``hidden``: what is masked, which tells nothing. ``shares``: rows are shares of one, so that what a
+    Simplest first. ``shares``: rows are shares of one, so that what a
     part lacks is at keys that are not recorded, such as padding: a factor below 1 describes it and is no cause.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -70,8 +69,6 @@ def scaled_parts(
     yield from _clip(candidate, emulated)
     yield from _smallest(candidate)
     yield from _dropout(axes, candidate, emulated)
-    shown = np.ones(candidate.shape, bool) if hidden is None else ~np.broadcast_to(hidden, candidate.shape)
-    yield from _add_number(candidate[shown], emulated[shown], roundoff)
 
 
 def _own(values: Array, axes: str, out: Array) -> Array:
@@ -291,7 +288,7 @@ def _largest(n: int, x: float, out: Array) -> Array:
     return np.where(out >= edge, out, x)
 
 
-def _add_number(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
+def added_number(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     """Yield the operation with one number added to every element: of the fewest digits within three standard errors."""
     left = c - y
     x = float(left.mean()) if left.size else 0.0

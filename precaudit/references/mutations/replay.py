@@ -18,7 +18,7 @@ from precaudit.references.mutations.heads import head_variants
 from precaudit.references.mutations.keys import missing_keys
 from precaudit.references.mutations.numbers import fitted_numbers
 from precaudit.references.mutations.operands import single_weights
-from precaudit.references.mutations.parts import scaled_parts
+from precaudit.references.mutations.parts import added_number, scaled_parts
 from precaudit.references.mutations.products import addend_left_out
 from precaudit.references.mutations.stochastic import stochastic_variants
 from precaudit.references.mutations.variants import Class, Variant
@@ -62,27 +62,31 @@ class Replay:
         return next((t for t in self.tried if t.variant.name != self.best.variant.name), None)
 
 
-def replay(
-    o: Operation,
-    model: Model,
-    policy: Policy,
-    known: Sequence[Variant] = (),
-    unrounded: Unrounded = (),
-    probs: Array | None = None,
-    settled: bool = False,
-    never: Collection[Class] = (),
-) -> Replay:
-    """Try every variant of an operation on its recorded inputs, and those ``known`` from the same point elsewhere.
+@dataclass(frozen=True)
+class Beside:
+    """What is known of an operation beside what it read and made.
 
-    ``unrounded``: its inputs as they were before they were rounded to be stored; ``probs``: what attn_out's second
-    product read, tried where nothing made of q, k and v closes. ``settled``: ``policy`` makes its products as the
-    compiled program says. ``never``: classes that no cause is of, since the formula is known to be the reference's.
+    ``variants``: causes at the same point elsewhere; ``unrounded``: its inputs as they were before they were rounded to
+    be stored; ``probs``: what attn_out's second product read, tried where nothing made of q, k and v closes.
+    ``never``: classes that no cause is of, since the formula is known to be the reference's.
     """
-    point, layer = o.place.point, o.place.layer
+
+    variants: Sequence[Variant] = ()
+    unrounded: Unrounded = ()
+    probs: Array | None = None
+    never: Collection[Class] = ()
+
+
+def replay(o: Operation, model: Model, policy: Policy, known: Beside = Beside(), settled: bool = False) -> Replay:
+    """Try every variant of an operation on its recorded inputs.
+
+    ``settled``: ``policy`` makes its products as the compiled program says.
+    """
+    point, layer, never = o.place.point, o.place.layer, known.never
     base = of_policy(policy, o.place.phase == "decode").starting(o.start)
     roundings = tuple(base.eliding(places) for places in elisions(point, model.config, policy))
     members = tuple(honest(o, model, policy, base))
-    others = tuple(replace(operands_of(o, model), values=tuple(values)) for values in unrounded)
+    others = tuple(replace(operands_of(o, model), values=tuple(values)) for values in known.unrounded)
     whole = Bench(
         operands_of(o, model),
         o.axes,
@@ -93,7 +97,7 @@ def replay(
         formula_rounding(policy),
     )
     announced, *rest = variants(point, policy, model.config, layer)
-    causes = [v for v in (*rest, *known) if v.kind not in never]
+    causes = [v for v in (*rest, *known.variants) if v.kind not in never]
     whole = whole.reading([announced])
     sought = _sought(whole, announced, causes, never, policy)
     if sought.named is None and whole.others:
@@ -102,8 +106,8 @@ def replay(
         whole, sought = (whole, sought) if again is whole else (again, _sought(again, announced, causes, never, policy))
     part, first, tried, named = sought
     floor = max(first.explained, 0.0)
-    if named is None and probs is not None:
-        named = _after(whole, announced, causes, probs)
+    if named is None and known.probs is not None:
+        named = _after(whole, announced, causes, known.probs)
         tried += [] if named is None else [named]
     if named is None:
         tried += [whole.try_variant(v, floor) for v in _others(whole, announced) if v.kind not in never]
@@ -245,7 +249,10 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
     emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
     shares = whole.inputs.row.kind == "softmax"
-    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff, whole.yardstick.hidden, shares)
+    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff, shares)
+    hidden = whole.yardstick.hidden
+    shown = np.ones(clean.shape, bool) if hidden is None else ~np.broadcast_to(hidden, clean.shape)
+    yield from added_number(clean[shown], emulated[shown], roundoff)
 
 
 def _simplest(parts: Sequence[Tried], announced: Tried) -> Tried | None:

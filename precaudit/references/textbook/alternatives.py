@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Form, honest_forms, on_single_rows
+from precaudit.models.numpy_decoder.honest import (
+    FLOAT32_PRODUCTS,
+    ROUNDED_PRODUCTS,
+    Execution,
+    Form,
+    honest_forms,
+    on_single_rows,
+)
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import Rounding, elisions, of_policy
@@ -145,10 +152,11 @@ def unrounded_inputs(
     device = device_kind(recorded.run.record.device)
     for j, producer in producers(recorded, model, o):
         point, dtype = producer.place.point, producer.stored.dtype.name
-        base, settled = rounding_at(recorded, policy, producer.place), tpu_chooses(recorded, policy, producer.place)
+        base = rounding_at(recorded, policy, producer.place)
+        executed = Execution(device, decode, tpu_chooses(recorded, policy, producer.place))
         for places in elisions(point, model.config, policy):
             unrounded = base.eliding((*places, producer.row.place))
-            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, device, decode, settled)
+            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, executed)
             for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
                 kept = _rows_of_producer(o, j, producer, y)
                 if kept is not None:

@@ -22,27 +22,21 @@ from precaudit.schema.metrics.logits import distribution
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import Difference, norm, ratio
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy
+from precaudit.schema.policies import held_weights, recorded_policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES
 
 
-def reference_values(
-    recorded: Recorded,
-    model: Model,
-    weights: str,
-    policy: Policy,
-    selected: Selected,
-    root: Path,
-    execution: Execution,
-) -> Whole:
+def reference_values(recorded: Recorded, model: Model, selected: Selected, root: Path, execution: Execution) -> Whole:
     """Compute, or find in the cache, FP64 values of a selection's prompts, and emulate the policy over the whole model.
 
     ``model`` attends as the policy's mask says, and is emulated so; FP64 values are of the recorded configuration.
-    ``weights`` identifies the tensors' values; ``root``: where references are kept.
+    ``root``: where references are kept, by the hash of the tensors' values.
     """
+    policy = recorded_policy(recorded.run.record)
+    weights = f"{recorded.run.record.model.sha256}:{held_weights(policy)}"
     exact = model if model.config == recorded.config else Model(recorded.config, model.read)
     layers, rows = selected.layers, {p: recorded.logit_rows(p) for p in selected.prompts}
     whole = Whole({}, rows, exact.config.vocab)

@@ -13,6 +13,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.references.textbook.forward import forward_errors, reference_values
+from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.handover import handover_errors
 from precaudit.references.textbook.local import LocalEmulations, local_errors
 from precaudit.references.textbook.pieces import HERE, Execution
@@ -20,7 +21,7 @@ from precaudit.references.textbook.pooled import emulate, named_sums
 from precaudit.references.textbook.sums import sum_errors
 from precaudit.references.textbook.whole import Whole
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, declared_policy, held_weights, recorded_policy
+from precaudit.schema.policies import Policy, declared_policy, recorded_policy
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -56,8 +57,7 @@ class Textbook:
         whole = None
         if checkpoint is not None:
             model.read = WeightReader.of(checkpoint, declared_policy(record), record.model.sha256)
-            weights = f"{record.model.sha256}:{held_weights(policy)}"
-            whole = reference_values(recorded, model, weights, policy, selected, cache.absolute(), execution)
+            whole = reference_values(recorded, model, selected, cache.absolute(), execution)
         return cls(recorded, model, policy, LocalEmulations(policy, selected.accum), whole)
 
     def of_prompts(self, prompts: Collection[str]) -> "Textbook":
@@ -97,7 +97,8 @@ class Textbook:
 
         None: of those after the layers.
         """
-        yield from sum_errors(self.recorded, self.model, self.whole is not None, self.policy, prompt, phase, layer)
+        handed = Place(prompt, phase, 0, layer, HANDED)
+        yield from sum_errors(self.recorded, self.model, self.whole is not None, self.policy, handed)
 
     def summed_as(self, errors: Iterable[ErrorRecord], execution: Execution) -> bool:
         """Emulate the policy again with the sums by which local records close; whether there are such."""

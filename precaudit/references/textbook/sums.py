@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import on_single_rows
+from precaudit.models.numpy_decoder.honest import Execution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
@@ -51,22 +51,21 @@ class Expected(NamedTuple):
     since: str | None = None
 
 
-def sum_errors(
-    recorded: Recorded, model: Model, weights: bool, policy: Policy, prompt: str, phase: str, layer: int | None
-) -> Iterator[ErrorRecord]:
+def sum_errors(recorded: Recorded, model: Model, weights: bool, policy: Policy, handed: Place) -> Iterator[ErrorRecord]:
     """Yield the records of one layer and phase that sums of rows tell, all steps together, and what it was handed.
 
-    ``layer``: None for what comes after all of them.
+    ``handed``: where that is; its layer is None for what comes after all of them.
     """
+    phase, layer = handed.phase, handed.layer
     asked, run, config = recorded.requested, recorded.run.record.id, recorded.config
     if not asked.row_sums:
         return
     if HANDED not in asked.points and is_handed_on(asked, phase, 0, layer):
-        yield from _handover_records(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
+        yield from _handover_records(recorded, model, weights, policy, handed)
     for at, point in summed_places(asked, config.layers, config.sparse, phase):
         if at != layer:
             continue
-        here = Place(prompt, phase, 0, layer, point)
+        here = handed._replace(point=point)
         found = _told_by(recorded, here)
         if found is None:
             if POINTS[point].within is None:  # a program need not show what lies within an operation
@@ -227,7 +226,7 @@ def _operation_sums(recorded: Recorded, model: Model, policy: Policy, place: Pla
     wide = row.over_keys and decode and policy.decode_attention == "float32"
     stored = "float32" if wide else point_format(policy, place.point)
     settled = tpu_chooses(recorded, policy, place)
-    ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, device, decode, settled)
+    ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, Execution(device, decode, settled))
     roundings = [formula_rounding(here), *ways.values()]
     parts = []
     for rows, keys in _parts(place, found.positions):

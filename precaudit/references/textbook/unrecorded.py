@@ -4,14 +4,14 @@ What enters a layer is recorded, or is what its norm was made of: x = y / w Â· â
 the row's recorded length. From there on every operation is made again, in FP64 and as the policy rounds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import on_single_rows
+from precaudit.models.numpy_decoder.honest import Execution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding, of_policy, redrawn, single_precision_dot
 from precaudit.numbers.arrays import Array, widen
@@ -105,8 +105,8 @@ def made_through(
         known[name], since = stream, norm
     here = {n: place._replace(point=n) for n in names}
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
-    settled = {n: tpu_chooses(recorded, policy, at) for n, at in here.items()}
-    ways = _ways(policies, settled, place.phase == "decode", device_kind(recorded.run.record.device))
+    device, decode = device_kind(recorded.run.record.device), place.phase == "decode"
+    ways = _ways(policies, [Execution(device, decode, tpu_chooses(recorded, policy, at)) for at in here.values()])
     turned, lengths = positions + recorded.turned_of(place.prompt), lengths_at(recorded, place, positions)
     of = partial(_made_again, model, place.layer, turned, lengths)
     given = {seed: {n: x.drawn(seed) for n, x in known.items()} for seed in seeds}
@@ -131,16 +131,14 @@ def _made_again(
     return made[name].reshape(len(positions), -1)
 
 
-def _ways(
-    policies: Mapping[str, Policy], settled: Mapping[str, bool], decode: bool, device: str
-) -> Iterator[dict[str, Rounding]]:
+def _ways(policies: Mapping[str, Policy], executed: Sequence[Execution]) -> Iterator[dict[str, Rounding]]:
     """Yield how a policy rounds operations, in every way that a device has for products of one row.
 
     Sums are those of float32 in one order or another: in whatever order, they err as much.
     """
     each = {
-        n: on_single_rows(of_policy(p, decode), POINTS[n], point_format(p, n), p.scores, device, decode, settled[n])
-        for n, p in policies.items()
+        n: on_single_rows(of_policy(p, e.decode), POINTS[n], point_format(p, n), p.scores, e)
+        for (n, p), e in zip(policies.items(), executed, strict=True)
     }
     for way in {w: None for found in each.values() for w in found}:
         made = {n: found.get(way, found[()]) for n, found in each.items()}

@@ -132,27 +132,25 @@ class CompiledSegments:
         ``taps``, ``args``: of what is compiled; ``closing``: what closed steps before.
         """
         made = self.first.made({p.name for p, _ in every}, taps, args)
-        return partial(self._records, call, every, taps, args, cut, made, closing)
+        more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
+        return partial(self._records, call, every, more, made, closing)
 
     def _records(
         self,
         call: JudgedCall,
         every: Sequence[At],
-        taps: dict[str, Array],
-        args: tuple[Any, ...],
-        cut: Cut,
+        more: Unrounded,
         made: list[dict[str, Any]],
         closing: Closing | None,
     ) -> list[ErrorRecord]:
-        """Return the records of places.
+        """Return the records of places; ``made``: what the first ways make.
 
         Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its
         inputs as they were before they were rounded, too; what still does not, with some inputs so and others as
         recorded, with the noise that these have before they are rounded, and then with more draws.
         """
-        more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
         # not held here: what all places make is gigabytes
-        search = Search(call, every, self._segments(made, [(p.name, layer) for p, layer in every], cut), more)
+        search = Search(call, every, self._segments(made, [(p.name, layer) for p, layer in every], more.rows), more)
         if closing is not None:
             search.as_before(closing)
         search.noise(self.drawn)
@@ -171,7 +169,7 @@ class CompiledSegments:
             search.narrow_products(self.narrow_products)
         if self.how.gpu:
             search.on_gpu(self.apart, self.tied)
-        return [*search.found, *self.accumulations.records(call, every, taps, args, cut)]
+        return [*search.found, *self.accumulations.records(call, every, more.taps, more.args, more.rows)]
 
     def _segments(self, made: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
         """Return segments in FP64 and in the first ways; it is let go."""

@@ -95,6 +95,23 @@ class Segments:
         )
 
 
+@dataclass(frozen=True)
+class PlaceRows:
+    """What segments make of one place [rows, N], as ``Segments`` has it.
+
+    ``terms``: the sizes of what is added up there.
+    """
+
+    exact: Array
+    honest: dict[Name, Array]
+    drawn: Sequence[Array] = ()
+    moved: Sequence[Array] = ()
+    tied: Mapping[Name, Array] = field(default_factory=dict)
+    again: Sequence[Array] = ()
+    gpu: bool = False
+    terms: Array | None = None
+
+
 def closes(e: ErrorRecord, share: float = 1.0) -> bool:
     """Whether a local record has numbers within a share of every limit, or none that another emulation would give."""
     checks = list(local_checks(e, default_limits().local(e.dtype)))
@@ -129,35 +146,23 @@ def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments
     moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
     again = [rows[place] for rows in made.again if place in rows]
-    found = local_numbers(
-        stored, exact, honest, drawn, moved, tied, again, made.gpu, p.shape, made.sizes.get(place), smallest
-    )
-    return call.record(p, layer, **lost, **found)
+    here = PlaceRows(exact, honest, drawn, moved, tied, again, made.gpu, made.sizes.get(place))
+    return call.record(p, layer, **lost, **local_numbers(stored, here, p.shape, smallest))
 
 
 def local_numbers(
-    stored: Array,
-    exact: Array,
-    honest: dict[tuple[str, ...], Array],
-    drawn: list[Array],
-    moved: Sequence[Array] = (),
-    tied: Mapping[Name, Array] | None = None,
-    again: Sequence[Array] = (),
-    on_gpu: bool = False,
-    shape: tuple[int, ...] | None = None,
-    terms: Array | None = None,
-    smallest: float = 0.0,
+    stored: Array, made: PlaceRows, shape: tuple[int, ...] | None = None, smallest: float = 0.0
 ) -> dict[str, Any]:
     """Return a local record's fields; arrays [rows, N]: what leads is rows.
 
     ``shape``: the point's own (None: [rows, N]); slices are lines and planes of it, whatever the order of its axes.
-    ``terms``: (|A|·|B|), by which sums in float32 may be off where they cancel; ``smallest``: what any element may.
+    ``smallest``: what any element may be off by; where sums in float32 cancel, their terms say how far they may.
     """
-    rows, dtype = np.arange(len(stored)), stored.dtype.name
-    exact = as_decided(stored, exact, _rounding_all(honest, drawn))
+    rows, dtype, terms = np.arange(len(stored)), stored.dtype.name, made.terms
+    exact = as_decided(stored, made.exact, _rounding_all(made.honest, made.drawn))
     candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
-    emulations = {name: canonical(y, "TD") for name, y in honest.items()}
-    members = [canonical(y, "TD") for y in drawn]
+    emulations = {name: canonical(y, "TD") for name, y in made.honest.items()}
+    members = [canonical(y, "TD") for y in made.drawn]
     wide = dtype in ("float32", "float64")
     if not wide:
         # limits are of an ensemble without this way: as near to others as it is, it would make the noise smaller
@@ -166,8 +171,8 @@ def local_numbers(
     clean = finite(candidate)
     best = min(emulations, key=lambda name: norm(clean - finite(emulations[name])))
     around: Array | None = reference
-    if wide and moved and {INPUTS, SOME} & set(best):
-        members, around = [canonical(y, "TD") for y in moved], None
+    if wide and made.moved and {INPUTS, SOME} & set(best):
+        members, around = [canonical(y, "TD") for y in made.moved], None
     shown = finite(reference)
     steady = members
     if around is reference:
@@ -188,21 +193,21 @@ def local_numbers(
     allowed += half_ulp(reference, dtype)
     ties = None if wide else TIES * SINGLE * size
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties, shape=each)
-    if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
+    if made.gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
         one = np.abs(emulations[OWN_SUMS,] - emulations[()])
         every = np.maximum(one, ratio(norm(finite(one)), norm(shown)) * np.abs(reference))
         yard = yard.doubting(every, ORDERS, np.zeros(()))
-    for change in again:  # each of several draws
+    for change in made.again:  # each of several draws
         yard = yard.doubting(canonical(change, "TD"), len(DRAWS) ** -0.5, np.zeros(()))
-    if tied and best in tied:
-        yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
+    if best in made.tied:
+        yard = yard.doubting(canonical(made.tied[best], "TD"), 1.0, emulations[best])
     with np.errstate(invalid="ignore"):  # equal infinities
         residue = yard.residue(emulations[best])
         error = norm(finite(candidate - reference))
-    made = finite(emulations[best])
-    share = explained_share(clean, norm(clean - shown), made)
+    emulated = finite(emulations[best])
+    share = explained_share(clean, norm(clean - shown), emulated)
     told = {"unsteady": unsteady} if unsteady else {}
-    return undrawn_fields(stored, exact, best, residue, share, ratio(error, norm(made - shown))) | told
+    return undrawn_fields(stored, exact, best, residue, share, ratio(error, norm(emulated - shown))) | told
 
 
 def _rounding_all(honest: Mapping[Name, Array], drawn: Sequence[Array]) -> list[Array]:

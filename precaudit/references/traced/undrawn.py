@@ -15,7 +15,7 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.threads import each
 from precaudit.recording.runs.programs import EQUATIONS
-from precaudit.references.closing import SINGLE, TIES, Residue, left_of, residue_of
+from precaudit.references.closing import SINGLE, TIES, Remainder, Residue, left_of, residue_of
 from precaudit.references.traced.remade import restore
 from precaudit.references.traced.unrounded import Name
 from precaudit.schema.metrics.axes import WorstSlice, worst_of_rows
@@ -61,7 +61,8 @@ def undrawn_numbers(
     best, left = min(made, key=lambda x: x[1].apart)
     share = ratio(*(float(left.sums.cells[i].sum()) ** 0.5 for i in (0, 2)))
     slices = _slices(stored, exact, honest[best], left, noise, stored.shape if shape is None else shape)
-    residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far, slices)
+    whole = Remainder(left.sums, share, left.far, slices)
+    residue = residue_of(whole, noise, np.arange(len(stored)), "TD", dtype)
     explained = share_of(left.apart, left.shown)
     return undrawn_fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
 

@@ -480,10 +480,12 @@ def test_a_way_that_limits_were_not_made_with_is_in_no_noise():
     exact = draw.standard_normal((6, 40))
     stored = exact.astype(ml_dtypes.bfloat16)
     near, *drawn = (exact * (1 + 2.0**-10 * draw.standard_normal(exact.shape)) for _ in range(4))
-    without = judged.local_numbers(stored, exact, {(): near}, drawn)
+    without = judged.local_numbers(stored, judged.PlaceRows(exact, {(): near}, drawn))
     nowhere = exact * (1 + 2.0**-20)
-    assert judged.local_numbers(stored, exact, {(): near, UNSHARED: nowhere * 2}, drawn) == without
-    best = judged.local_numbers(stored, exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
+    other = judged.PlaceRows(exact, {(): near, UNSHARED: nowhere * 2}, drawn)
+    assert judged.local_numbers(stored, other) == without
+    same = judged.PlaceRows(exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
+    best = judged.local_numbers(stored, same)
     assert best["unexplained"].rel_l2 == 0.0
     assert best["elided"] == {"policy:equations": UNSHARED}
 
@@ -498,7 +500,8 @@ def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passe
     stored = emulated.copy()
     stored[3, :2] = 0.314453125 if off > 0 else 0.31640625
     assert (stored != emulated).sum() == 2
-    found = judged.local_numbers(stored.astype(ml_dtypes.bfloat16), exact, {(): emulated}, [emulated] * 3)
+    rows = judged.PlaceRows(exact, {(): emulated}, [emulated] * 3)
+    found = judged.local_numbers(stored.astype(ml_dtypes.bfloat16), rows)
     made = ErrorRecord(
         prompt="a", phase="call", step=0, layer=0, point="probs", kind="local", candidate="r", reference="fp64",
         **found,

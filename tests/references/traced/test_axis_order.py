@@ -12,7 +12,7 @@ from precaudit.judging.rules import judge
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.closing import SINGLE
 from precaudit.references.comparison.programs import compare_program
-from precaudit.references.traced.judged import closes, local_numbers
+from precaudit.references.traced.judged import PlaceRows, closes, local_numbers
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.axes import clusters, largest_along, line_axes, plane_axes, worst_line, worst_slices
 from precaudit.schema.metrics.residue import Noise
@@ -73,7 +73,7 @@ def test_numbers_of_slices_are_those_of_any_order_of_axes(order):
             return lie(x).reshape(-1, shape[-1])
 
         stored = rows(candidate).astype(jnp.bfloat16.dtype)
-        found = local_numbers(stored, rows(exact), {(): rows(made)}, [*map(rows, draws)], shape=shape)
+        found = local_numbers(stored, PlaceRows(rows(exact), {(): rows(made)}, [*map(rows, draws)]), shape)
         return ErrorRecord(
             prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
             **found,
@@ -139,7 +139,7 @@ def test_a_product_that_cancels_may_be_off_by_its_terms():
     every = [exact + SINGLE * DRAW.uniform(-1, 1, (8, 8)) for _ in range(3)]
 
     def passes(**more):
-        found = local_numbers(stored, exact, {(): emulated}, every, **more)
+        found = local_numbers(stored, PlaceRows(exact, {(): emulated}, every, **more))
         return closes(ErrorRecord(
             prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
             **found,

@@ -17,7 +17,7 @@ from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced import judged
-from precaudit.references.traced.judged import closes, local_numbers
+from precaudit.references.traced.judged import PlaceRows, closes, local_numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.schema.limits import default_limits
@@ -153,13 +153,13 @@ def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, 
     turned = exact.copy()
     turned[3] += times * most * least / 8.0  # 64 elements
     draws = [near, turned, exact * (1 + u / 3**0.5)]
-    found = local_numbers(stored, exact, {(): near}, draws)
+    found = local_numbers(stored, PlaceRows(exact, {(): near}, draws))
     assert found.get("unsteady", 0) == (times > 1)
     fault = near.copy()
     fault[3] += times * most * least / 8.0
     e = ErrorRecord(
         prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
-        **local_numbers(fault.astype(stored.dtype), exact, {(): near}, draws),
+        **local_numbers(fault.astype(stored.dtype), PlaceRows(exact, {(): near}, draws)),
     )  # fmt: skip
     assert times < 1 or not closes(e)
 

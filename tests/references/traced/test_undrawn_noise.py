@@ -158,7 +158,7 @@ def test_masked_scores_are_explained_by_what_is_finite_in_drawn_noise_too():
     stored, exact, made, _ = arrays("bfloat16", special=True)
     drawn = [np.where(np.isfinite(made), made + DRAW.standard_normal(made.shape) * 1e-3, made) for _ in range(3)]
     with np.errstate(invalid="ignore"):
-        found = judged.local_numbers(stored, exact, {(): made}, drawn)
+        found = judged.local_numbers(stored, judged.PlaceRows(exact, {(): made}, drawn))
     clean, shown = finite(canonical(stored, "TD")), finite(canonical(exact, "TD"))
     share = 1 - (norm(clean - finite(canonical(made, "TD"))) / norm(clean - shown)) ** 2
     assert found["explained"] == {EQUATIONS: pytest.approx(share)}

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.references.traced.judged import INPUTS, closes, local_numbers
+from precaudit.references.traced.judged import INPUTS, PlaceRows, closes, local_numbers
 from precaudit.schema.records.errors import ErrorRecord
 
 N, TERMS = 12, 64
@@ -38,7 +38,7 @@ def made():
 
 
 def record(stored, exact, honest, drawn, moved):
-    found = local_numbers(stored.astype(np.float32), exact, honest, drawn, moved)
+    found = local_numbers(stored.astype(np.float32), PlaceRows(exact, honest, drawn, moved))
     return ErrorRecord(
         prompt="a", phase="call", step=0, layer=None, point="scores", kind="local", candidate="r", reference="fp64",
         **found,
