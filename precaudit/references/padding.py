@@ -100,39 +100,51 @@ def padding(
         begins, ends = real.argmax(axis=1), real.shape[1] - real[:, ::-1].argmax(axis=1)
         own = [slice(int(a), int(b)) for a, b in zip(begins, ends, strict=True)]
         if all(
-            any(_reads_its_own(model, shown, rows, b, at, near, turned) for turned in (0, at.start))
+            any(_reads_its_own(model, _attended(shown, b, rows), at, near, turned) for turned in (0, at.start))
             if at.start
-            else _reads_no_padding(model, shown, rows, b, ends, near)
+            else ends[b] == rows.stop - rows.start
+            or _reads_no_padding(model, _attended(shown, b, rows), ends, int(ends[b]), near)
             for b, at in enumerate(own)
         ):
             best = int(real.sum()), one
     return None if best is None else best[1]
 
 
-def _reads_its_own(model: Model, shown: Shown, rows: slice, b: int, own: slice, near: float, turned: int) -> bool:
+class Attended(NamedTuple):
+    """What the first layer's attention reads and makes of one sequence [T, …]."""
+
+    normed: Array
+    q: Array
+    mixed: Array
+
+
+def _attended(shown: Shown, b: int, rows: slice) -> Attended | None:
+    """Return a sequence's rows of the first layer's attention; None where one of them is not shown."""
+    names = POINTS[KEYS].inputs[0], QUERY, MIX
+    if any((0, name) not in shown for name in names):
+        return None
+    return Attended(*(widen(shown[0, name][b, rows]) for name in names))
+
+
+def _reads_its_own(model: Model, rows: Attended | None, own: slice, near: float, turned: int) -> bool:
     """Whether a sequence's rows, with padding before them, read their own keys alone.
 
     ``turned``: by how much more than its position RoPE turns every row: positions may count the padding.
     """
-    normed = POINTS[KEYS].inputs[0]
-    if any((0, name) not in shown for name in (MIX, QUERY, normed)):
+    if rows is None:
         return False
-    read, q, seen = (widen(shown[0, name][b, rows][own]) for name in (normed, QUERY, MIX))
+    read, q, seen = (x[own] for x in rows)
     at = np.arange(len(q))
     k, v = (model.apply(name, model.context(0, at + turned, FP64), [read]) for name in (KEYS, VALUES))
     made = attention(q, k, v, at, AttentionRule.of(model.config, 0), FP64)
     return bool(np.linalg.norm(made - seen) <= near * np.linalg.norm(seen))
 
 
-def _reads_no_padding(model: Model, shown: Shown, rows: slice, b: int, ends: Array, near: float) -> bool:
-    """Whether the rows from ``ends[b]`` on read none of their own keys: as many as a sequence is long, or nothing."""
-    last = int(ends[b])
-    if last == rows.stop - rows.start:
-        return True
-    normed = POINTS[KEYS].inputs[0]
-    if any((0, name) not in shown for name in (MIX, QUERY, normed)):
+def _reads_no_padding(model: Model, rows: Attended | None, ends: Array, last: int, near: float) -> bool:
+    """Whether the rows from ``last`` on read none of their own keys: as many as a sequence is long, or nothing."""
+    if rows is None:
         return False
-    read, q, seen = (widen(shown[0, name][b, rows]) for name in (normed, QUERY, MIX))
+    read, q, seen = rows
     if not seen[last:].any():
         return True
     at = np.arange(len(q))

@@ -48,7 +48,7 @@ def scanned(tmp_path_factory):
 
 def test_a_program_s_own_reference_is_fp64_of_the_whole_at_every_step(scanned):
     program, opened, errors, weights, x = scanned
-    reference = Traced(*traced_entries(opened, program)[0], silent, kept=True)
+    reference = Traced(traced_entries(opened, program)[0], silent, kept=True)
     for layer in range(LAYERS):
         mixed = np.tanh(x) @ weights[layer]
         found = reference.values(Place("a", PROGRAM_CALL, 0, layer, "mixed"))
@@ -63,7 +63,7 @@ def test_a_program_s_own_reference_is_fp64_of_the_whole_at_every_step(scanned):
 
 def test_values_are_kept_where_they_are_asked_for_alone(scanned):
     program, opened, *_ = scanned
-    reference = Traced(*traced_entries(opened, program)[0], silent)
+    reference = Traced(traced_entries(opened, program)[0], silent)
     assert reference.values(Place("a", PROGRAM_CALL, 0, 0, "mixed")) is None
 
 
@@ -79,7 +79,7 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
     book = Textbook.of(recorded, selected, checkpoint, tmp_path / "cache")
     program = prefill_call(subject, {"a": np.asarray(TOKENS)})
     opened = trace_program(program, tmp_path / "program")
-    own = Traced(*traced_entries(opened, program)[0], silent, kept=True)
+    own = Traced(traced_entries(opened, program)[0], silent, kept=True)
     for point in ("q", "attn_out", "mlp_out"):
         for layer in range(subject.config.layers):
             expected = np.asarray(book.values(Place("a", "prefill", 0, layer, point)))[: len(TOKENS)]

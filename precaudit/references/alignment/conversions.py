@@ -40,9 +40,8 @@ def find_mistakes(alignment: Alignment) -> list[Mistake]:
 def _part_mistakes(alignment: Alignment, part: Part) -> Iterator[Mistake]:
     if part.ambiguous:
         return
-    names = [None if t is None else alignment.book.tensors[t].name for t in part.tensors]
+    names = [_tensor_name(alignment, t) for t in part.tensors]
     form = alignment.book.forms[part.form]
-    head, heads = head_size(alignment), 0 if alignment.theirs.config is None else alignment.theirs.config.heads
     first = next((n for n in names if n is not None), "")
     if form.through:
         yield Mistake("rounded", part.family.general, part.theirs, _rounded_text(alignment, part, form))
@@ -50,7 +49,7 @@ def _part_mistakes(alignment: Alignment, part: Part) -> Iterator[Mistake]:
         yield Mistake("exchanged", part.family.general, part.theirs, wrong)
     template = part.order is None and part.found.any() and not _between_others(alignment, part)
     if template or (part.order is not None and part.order.back and alignment.theirs.config is not None):
-        says = name_rows(part.index, _rows(alignment, part), head, heads)
+        says = _name_rows(alignment, part, part.index)
         if says:
             yield Mistake("rows", part.family.general, part.theirs if len(names) > 1 else first, says)
     if part.order is not None and len(part.index) < _rows(alignment, part):
@@ -62,10 +61,18 @@ def _part_mistakes(alignment: Alignment, part: Part) -> Iterator[Mistake]:
                 part.theirs if len(names) > 1 else first,
                 f"rows {ranges_text(lost)} are nowhere",
             )
-    for owner, name in enumerate(names):
-        bad = ~part.found[owner]
-        if bad.any():
-            yield from _owner_mistakes(alignment, part, owner, name, bad, head, heads)
+    for owner in np.flatnonzero(~part.found.all(axis=1)):
+        yield from _owner_mistakes(alignment, part, int(owner))
+
+
+def _tensor_name(alignment: Alignment, tensor: int | None) -> str | None:
+    return None if tensor is None else alignment.book.tensors[tensor].name
+
+
+def _name_rows(alignment: Alignment, part: Part, index: Array) -> str:
+    """Return the name of an order of a part's rows; empty where it has none."""
+    heads = 0 if alignment.theirs.config is None else alignment.theirs.config.heads
+    return name_rows(index, _rows(alignment, part), head_size(alignment), heads)
 
 
 def _rows(alignment: Alignment, part: Part) -> int:
@@ -107,9 +114,8 @@ def _place(part: Part, owner: int) -> str:
     return f"{member}[{', '.join(map(str, inside))}]" if inside else member
 
 
-def _owner_mistakes(
-    alignment: Alignment, part: Part, owner: int, name: str | None, bad: Array, head: int, heads: int
-) -> Iterator[Mistake]:
+def _owner_mistakes(alignment: Alignment, part: Part, owner: int) -> Iterator[Mistake]:
+    name, bad = _tensor_name(alignment, part.tensors[owner]), ~part.found[owner]
     where, hashes = _place(part, owner), part.hashes[owner]
     length = np.prod(part.family.shape[slice(*part.span)])
     shelf = alignment.book.shelves[int(length)]
@@ -132,9 +138,7 @@ def _owner_mistakes(
     index = np.where(bad, index, part.index)
     if same[there].all() and there.any() and (there | (hashes == 0)).all():
         told = np.where(same, index, -1)
-        says = _other_block(told, part.index) or name_rows(
-            _relative(told, part.index), _rows(alignment, part), head, heads
-        )
+        says = _other_block(told, part.index) or _name_rows(alignment, part, _relative(told, part.index))
         yield Mistake("rows", where, name, says or "its rows are in another order")
         return
     other = most_common(tensor[bad & there])

@@ -72,6 +72,20 @@ class Part:
         return str(self.family.names[of_names]), tuple(whole[a] for a in self.owners)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Part of a family's grid, and what its vectors are, most of them by one label.
+
+    ``fits``: which are of the label; ``tensor``, ``row``: whose vector each is.
+    """
+
+    at: tuple[slice, ...]
+    label: int
+    fits: Array
+    tensor: Array
+    row: Array
+
+
 class Theirs:
     """The other side's tensors by family and numbers."""
 
@@ -115,15 +129,15 @@ def parts_of(looked: Looked, theirs: Theirs, book: Book) -> list[Part]:
         whole = tuple(slice(0, n) for n in label.shape)
         if most is None:
             return [_named(looked, by_name, book)]
-        return [_part(looked, whole, label == most, tensor, entries.row[place], most, theirs, book, by_name)]
+        cut = Cut(whole, most, label == most, tensor, entries.row[place])
+        return [_part(looked, cut, theirs, book, by_name)]
     cuts = [_cuts(label, keys, axis) for axis in range(label.ndim)]
     found = []
     for at in product(*cuts):
         most = _preferred(label[at][label[at] >= 0], role_of(looked.family.general), theirs)
         if most is not None:
-            part = _part(
-                looked, at, label[at] == most, tensor[at], entries.row[place][at], most, theirs, book
-            )  # fmt: skip
+            cut = Cut(at, most, label[at] == most, tensor[at], entries.row[place][at])
+            part = _part(looked, cut, theirs, book)
             found.append(part if clear or part.share == 1 else replace(part, ambiguous=True))
     return found
 
@@ -236,11 +250,9 @@ def _mode(x: Array) -> int | None:
     return int(values[counts.argmax()])
 
 
-def _part(
-    looked: Looked, at: tuple[slice, ...], fits: Array, tensor: Array, index: Array, most: int, theirs: Theirs,
-    book: Book, by_name: Sequence[int] | None = None,
-) -> Part:  # fmt: skip
-    family, (axis, form) = most // 512, (most // 64 % 8, most % 64)
+def _part(looked: Looked, cut: Cut, theirs: Theirs, book: Book, by_name: Sequence[int] | None = None) -> Part:
+    family, (axis, form) = cut.label // 512, (cut.label // 64 % 8, cut.label % 64)
+    at, fits, tensor = cut.at, cut.fits, cut.tensor
     numbered = bool(theirs.families[family].numbers)
     known, ids = looked.count[at] > 0, theirs.key_ids[tensor]
     owners = tuple(a for a in range(fits.ndim) if numbered and (fits.shape[a] == 1 or _is_owner(known, ids, a)))
@@ -249,7 +261,7 @@ def _part(
     inside = [a for a in range(fits.ndim) if a not in owners]
     count = prod(fits.shape[a] for a in owners)
     fits, tensor, index, hashes = (
-        x.transpose(*owners, *inside).reshape(count, -1) for x in (fits, tensor, index, looked.hashes[at])
+        x.transpose(*owners, *inside).reshape(count, -1) for x in (fits, tensor, cut.row, looked.hashes[at])
     )
     coordinates = list(product(*(_steps(looked.family, a, at[a]) for a in owners)))
     own = [_mode(tensor[c][fits[c]]) for c in range(count)]

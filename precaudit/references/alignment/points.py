@@ -5,7 +5,7 @@ that is met again in each. Where no value is a point's, since a formula before o
 taken of those that have its size and are made of what its inputs are, and nothing between.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -153,13 +153,11 @@ def find_points(side: Side, book: Textbook) -> list[FoundPoint]:
     every = {per_layer: list(side.series(layers if per_layer else None)) for per_layer in (True, False)}
     names = [p for p in POINTS if (0 if POINTS[p].per_layer else None, p) in book.values]
     found: dict[str, FoundPoint] = {}
+    search = Search(side, book, every)
 
     def free(name: str) -> list[Series]:
         used = {f.series.name for f in found.values()}
         return [s for s in every[POINTS[name].per_layer] if s.name not in used]
-
-    def shows(name: str) -> list[Series]:
-        return every[POINTS[name].per_layer]
 
     for name in names:
         at = range(layers) if POINTS[name].per_layer else [None]
@@ -181,11 +179,11 @@ def find_points(side: Side, book: Textbook) -> list[FoundPoint]:
                 part = POINTS[name].within is not None and POINTS[name].kind != "softmax"
                 part = part or not inputs_of(name, sparse)  # nor what enters a layer, which its norm may be parallel to
                 with_it = own | {(layer, name): y}
-                if best is None and not part and not _leads_on(side, book, layer, name, with_it, shows):
+                if best is None and not part and not _leads_on(search, layer, name, with_it):
                     if name in CACHES and book.holds_more(layer, name):
                         shown = [s for s in shown if _is_written(side, s, every[True], step)]
                     shown = [s for s in shown if _made_of_inputs(side, s, name, found, sparse)]
-                    best = _nearest(side, book, shown, name, layer, with_it, found)
+                    best = _nearest(search, shown, layer, name, with_it, found)
                 if best is not None:
                     series = next(s for s in free(name) if s.name == best.series.name)
                     found[name] = replace(best, series=series)
@@ -205,13 +203,20 @@ def _hand_on(layer: int | None, name: str, own: dict[tuple[int | None, str], Arr
         own[layer + 1, "resid_in"] = own[layer, name]
 
 
+@dataclass(frozen=True)
+class Search:
+    """A side whose points are sought, what the textbook makes there, and the side's series: per layer, and others."""
+
+    side: Side
+    book: Textbook
+    series: Mapping[bool, list[Series]]
+
+
 def _leads_on(
-    side: Side,
-    book: Textbook,
+    search: Search,
     layer: int | None,
     name: str,
     own: Mapping[tuple[int | None, str], Array],
-    every: Callable[[str], list[Series]],
     further: int = THROUGH,
 ) -> bool:
     """Whether something that is made of a point's value, as the textbook makes it, is a value of the program.
@@ -219,27 +224,27 @@ def _leads_on(
     ``further``: through so many points that are none, such as the stream that a layer leaves, before the next norm.
     """
     made: dict[tuple[int | None, str], Array] = {}
+    book = search.book
     for other in POINTS:
         at = layer if POINTS[other].per_layer == (layer is not None) else None
         reads = name in inputs_of(other, book.config.sparse) or POINTS[name].within == other
         if reads and (at, other) in book.values and (y := book.remake(at, other, own)) is not None:
-            shown = [Series(s.name, s.members[(at or 0) :][:1]) for s in every(other)]
-            if _best(side, shown, Wanted(other, [y], book.config.kv_heads), SAME) is not None:
+            shown = [Series(s.name, s.members[(at or 0) :][:1]) for s in search.series[POINTS[other].per_layer]]
+            if _best(search.side, shown, Wanted(other, [y], book.config.kv_heads), SAME) is not None:
                 return True
             made[at, other] = y
     if name == "resid_out" and layer is not None and (layer + 1, "resid_in") in book.values:
         made[layer + 1, "resid_in"] = own[layer, name]
     return further > 0 and any(
-        _leads_on(side, book, at, other, {**own, (at, other): y}, every, further - 1) for (at, other), y in made.items()
+        _leads_on(search, at, other, {**own, (at, other): y}, further - 1) for (at, other), y in made.items()
     )
 
 
 def _nearest(
-    side: Side,
-    book: Textbook,
+    search: Search,
     series: Sequence[Series],
-    name: str,
     layer: int | None,
+    name: str,
     own: Mapping[tuple[int | None, str], Array],
     found: Collection[str],
 ) -> FoundPoint | None:
@@ -248,7 +253,7 @@ def _nearest(
     Sizes are left out of account: a formula that is another may give another size. Those of the stream are not, to
     which a norm may be parallel. What a series is too far from to be taken for is nearer to nothing.
     """
-    rivals = {name: own[layer, name]}
+    book, rivals = search.book, {name: own[layer, name]}
     for other in POINTS:
         at = layer if POINTS[other].per_layer == (layer is not None) else None
         if (at, other) in book.values and other != name and other not in found:
@@ -256,7 +261,7 @@ def _nearest(
             rivals[other] = book.values[at, other] if y is None else y
 
     def fits(s: Series, point: str) -> Fit:
-        x, y = side.value(s.members[0]), rivals[point]
+        x, y = search.side.value(s.members[0]), rivals[point]
         if x.size < y.size:
             return NONE
         x, y = (x, y) if POINTS[point].kind == "sum" else (_unit(x), _unit(y))

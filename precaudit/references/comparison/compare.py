@@ -74,6 +74,14 @@ class CompareOptions:
     held: bool = field(default=True, metadata={"keyword": False})
 
 
+@dataclass(frozen=True)
+class Weights:
+    """A run's weights, or why they are not at hand."""
+
+    checkpoint: Checkpoint | None
+    absent: str
+
+
 @np.errstate(all="ignore")  # what is not finite has its own status
 def compare(
     run: Run | Path | str,
@@ -106,9 +114,9 @@ def compare(
         checkpoint = None if absent else open_weights(recorded.run, _source(recorded.run, options))
         with one_blas_thread():
             if selected.formula:
-                kept = _add_formula(recorded, selected, checkpoint, absent, options, tell, subject)
+                kept = _add_formula(recorded, selected, Weights(checkpoint, absent), options, tell, subject)
             else:
-                kept = _compute(recorded, selected, checkpoint, absent, options, tell)
+                kept = _compute(recorded, selected, Weights(checkpoint, absent), options, tell)
     errors, pairs, notes = kept
     sums = selects_sums(recorded.requested, selected.points)
     found = Comparison(
@@ -171,13 +179,9 @@ def _source(run: Run, options: CompareOptions) -> str:
 
 
 def _compute(
-    recorded: Recorded,
-    selected: Selected,
-    checkpoint: Checkpoint | None,
-    absent: str,
-    options: CompareOptions,
-    tell: Advance,
+    recorded: Recorded, selected: Selected, weights: Weights, options: CompareOptions, tell: Advance
 ) -> ComparedRecords:
+    checkpoint = weights.checkpoint
     errors = list(_missing(recorded, selected))
     with executor(options.jobs, options.scheduler) as made:
         execution = Execution(made, tell)
@@ -190,7 +194,7 @@ def _compute(
         errors += weight_errors(checkpoint, selected.layers)
     whole = book.whole
     pairs = list(prefill_decode_records(recorded, selected.prompts, whole))
-    notes = (*notes_on(recorded, selected, whole, errors, absent), *(whole.notes if whole is not None else ()))
+    notes = (*notes_on(recorded, selected, whole, errors, weights.absent), *(whole.notes if whole is not None else ()))
     return write_selected(
         recorded.run,
         selected,
@@ -202,8 +206,7 @@ def _compute(
 def _add_formula(
     recorded: Recorded,
     selected: Selected,
-    checkpoint: Checkpoint | None,
-    absent: str,
+    weights: Weights,
     options: CompareOptions,
     tell: Advance,
     subject: Any,
@@ -211,17 +214,18 @@ def _add_formula(
     """Add formula records to what a selection holds beside them, computed where no earlier selection wrote it."""
     run, without = recorded.run, msgspec.structs.replace(selected, formula=False)
     if options.fresh or reuse(run, without) is None:
-        _compute(recorded, without, checkpoint, absent, options, tell)
+        _compute(recorded, without, weights, options, tell)
     held = read_compare_record(run)
     assert held is not None
     started = perf_counter()
     tell(0, 1, "the program in FP64")
-    if checkpoint is None:
+    if weights.checkpoint is None:
         keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
         places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
         made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
     else:
-        made = shadow_records(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
+        program_on = recorded_program(recorded, subject, options.model)
+        made = shadow_records(recorded, weights.checkpoint, selected, program_on)
     n = len(selected.prompts)
     note = f"formula: FP64 of the program on {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.selections if covers(x, without))

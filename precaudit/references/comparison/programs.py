@@ -103,10 +103,10 @@ def _errors(
     if isinstance(reference, Names):
         check_entries(reference, [program.entry, *program.then])
         books = entry_textbooks(reference, entries, program)
-    for i, (opened, one, made) in enumerate(entries):
-        before = each[-1].traced if i and goes_on(program, entries[i - 1], one) else None
-        begins = None if before is None else (before, program.then[one.entry].begin)
-        traced = Traced(opened, one, made, tell, reference is not None and before is None, begins, accum)
+    for i, one in enumerate(entries):
+        before = each[-1].traced if i and goes_on(program, entries[i - 1], one.program) else None
+        begins = None if before is None else (before, program.then[one.program.entry].begin)
+        traced = Traced(one, tell, reference is not None and before is None, begins, accum)
         each.append(EntryBesideShadow(traced, books[i], reference))
     errors: list[list[ErrorRecord]] = [[] for _ in each]
     pairs: list[PrefillDecodeRecord] = []

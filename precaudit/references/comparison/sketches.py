@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from precaudit.recording.opening import against_folder
 from precaudit.recording.runs.programs import Opened, ProgramRun, index_of, judged_places
 from precaudit.recording.runs.sketched import sketches_in
 from precaudit.schema.graphs.decoder import CACHES
+from precaudit.schema.places import Place
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.records.sketches import SketchRecord
@@ -86,7 +87,8 @@ def _pairs(ours: Opened, theirs: Opened) -> tuple[list[SketchRecord], list[str]]
             for call in range(min(one.record.calls, view.record.calls)):
                 a, b = one.tensors(case, call, "taps"), view.tensors(case, call, "taps")
                 apart = apart or any(k in b and not np.array_equal(a[k], b[k]) for k in a if k.startswith("inputs/"))
-                found += _of_call(one, view, case, call, a, b, "other tokens were fed" if apart else "")
+                why = "other tokens were fed" if apart else ""
+                found += _of_call(case, call, CallSketch(one.record, a), CallSketch(view.record, b), why)
     return found, list(dict.fromkeys(lacking))
 
 
@@ -109,18 +111,25 @@ def _places(run: ProgramRun) -> Places:
     return found | {(p.name, None): (0, p.shape) for p in run.outputs}
 
 
-def _of_call(one: Opened, view: Opened, case: str, call: int, a: Parts, b: Parts, why: str) -> Iterator[SketchRecord]:
-    known = _places(view.record)
-    for (name, layer), (i, shape) in _places(one.record).items():
-        if (x := _step(a, name, i)) is None:
+class CallSketch(NamedTuple):
+    """What a run holds of one call."""
+
+    run: ProgramRun
+    parts: Parts
+
+
+def _of_call(case: str, call: int, one: CallSketch, other: CallSketch, why: str) -> Iterator[SketchRecord]:
+    known = _places(other.run)
+    for (name, layer), (i, shape) in _places(one.run).items():
+        if (x := _step(one.parts, name, i)) is None:
             continue
         there = known.get((name, layer))
-        y = None if there is None else _step(b, name, there[0])
+        y = None if there is None else _step(other.parts, name, there[0])
         if there is None or y is None:
             said = "the other run lacks it"
         else:
             said = why or ("" if there[1] == shape else "the other run's has another shape")
-        yield _record(case, one.record.phase, call, layer, name, x, None if said else y, said)
+        yield _record(Place(case, one.run.phase, call, layer, name), x, None if said else y, said)
 
 
 def _step(parts: Parts, name: str, i: int) -> dict[str, Array] | None:
@@ -128,11 +137,10 @@ def _step(parts: Parts, name: str, i: int) -> dict[str, Array] | None:
     return found or None
 
 
-def _record(
-    case: str, phase: str, call: int, layer: int | None, name: str, x: Parts, y: Parts | None, why: str
-) -> SketchRecord:
+def _record(place: Place, x: Parts, y: Parts | None, why: str) -> SketchRecord:
     rows, ours = len(x["hashes"]), int(x["counts"].sum())
     largest = json_number(float(x["size"][1]))
+    case, phase, call, layer, name = place
     at: dict[str, Any] = {"case": case, "phase": phase, "call": call, "layer": layer, "point": name, "rows": rows}
     if y is None:
         return SketchRecord(

@@ -13,8 +13,9 @@ from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
+from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Program
-from precaudit.recording.runs.programs import Opened, ProgramPoint, judged_places
+from precaudit.recording.runs.programs import ProgramPoint, judged_places
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import (
     DRAWS,
@@ -65,15 +66,14 @@ class Traced:
 
     def __init__(
         self,
-        opened: Opened,
-        program: Program,
-        made: Tagged,
+        entry: OfRun,
         tell: Advance,
         kept: bool = False,
         before: tuple["Traced", NextInputs] | None = None,
         accum: Sequence[str] = (),
     ) -> None:
-        self.opened, self.program, self.made, self.tell, self.kept = opened, program, made, tell, kept
+        opened, program, made = self.opened, self.program, self.made = entry
+        self.tell, self.kept = tell, kept
         units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
         self.segments = Emulations(seen, opened.record.layers, units, opaque, flush, accum)

@@ -16,6 +16,7 @@ from precaudit import Program, gate
 from precaudit.interpreters.jaxpr import primitives
 from precaudit.interpreters.jaxpr.opaque import KNOWN, without_opaque
 from precaudit.progress import silent
+from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import open_program_run
@@ -178,7 +179,7 @@ def test_of_inputs_read_unrounded_what_it_makes_is_read_as_recorded(tmp_path):
 def test_of_the_whole_program_it_leaves_no_values(tmp_path):
     program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
     opened = trace_program(program, tmp_path / "run")
-    reference = Traced(opened, program, prepare_program(program), silent, kept=True)
+    reference = Traced(OfRun(opened, program, prepare_program(program)), silent, kept=True)
     known = {p: reference.values(Place("a", "call", 0, None, p)) for p in ("a", "b", "c", "d")}
     assert {p for p, values in known.items() if values is None} == {"b", "c"}
     assert all(np.isfinite(values).all() for values in known.values() if values is not None)
