@@ -8,8 +8,8 @@ from precaudit.cli._options import Delivery, deliver, policy_names, progress_bar
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.budgets import RolloutBudget
-    from precaudit.checks.rollouts.drawn import Checks
     from precaudit.checks.rollouts.generation import Loop
+    from precaudit.checks.rollouts.parity import Checks
     from precaudit.checks.rollouts.questions import Question
     from precaudit.recording.tracing.subject import Subject
 
@@ -44,10 +44,11 @@ def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudge
             prompts = question_prompts(questions, subjects[0].tokenizer)
         else:
             prompts = encode_prompts(subjects[0], given["prompts"], Selection(), lambda line: say(line, err=True))
-        how = How(given["batch"], given["new_tokens"], sampling, _ends(subjects[0], given), given["rounds"])
+        ends = _ends(subjects[0], given)
+        how = How(given["batch"], given["new_tokens"], sampling, ends, given["rounds"], tuple(loops))
         todo = tasks([(p.id, p.tokens) for p in prompts], given["n"])
         checks = _checks(model, given, limits)
-        found = draw_all(subjects, todo, how, loops, checks, refused, advance)
+        found = draw_all(subjects, todo, how, checks, refused, advance)
         if questions:
             decode = partial(subjects[0].tokenizer.decode, skip_special_tokens=True)
             found = grade(found, questions, decode, of_answers)
@@ -157,7 +158,7 @@ def _ends(subject: "Subject", given: dict[str, Any]) -> tuple[int, ...]:
 
 def _checks(model: str, given: dict[str, Any], limits: "tuple[RolloutBudget, ...]") -> "Checks":
     """Return what the rollouts are held to; the trainer is another policy, another checkpoint or both."""
-    from precaudit.checks.rollouts.drawn import Checks
+    from precaudit.checks.rollouts.parity import Checks
     from precaudit.recording.tracing.subject import load
     from precaudit.schema.policies import load_policy
 

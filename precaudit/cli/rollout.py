@@ -171,7 +171,7 @@ def _score_file(
         raise UserError("--engine-policy judges the engine against FP64; leave out --no-fp64")
     with progress_bar("loading JAX") as advance:
         from precaudit.checks.rollouts.engine import engine_policy
-        from precaudit.checks.rollouts.parity import score_parity
+        from precaudit.checks.rollouts.parity import Checks, score_parity
         from precaudit.checks.rollouts.recording import of_read
         from precaudit.recording.tracing.subject import load
 
@@ -182,9 +182,8 @@ def _score_file(
         formats = engine_policy(policy) if named is None else load_policy(named)
         engine = subject if formats == subject.policy else opened(model, formats)
         trainer = None if given["trainer"] is None else opened(given["trainer"], policy)
-        found = score_parity(
-            subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance, trainer, engine
-        )
+        checks = Checks(trainer, not given["no_fp64"], limits)
+        found = score_parity(subject, rollouts, checks, given["temperature"], advance, engine)
         why = explain_rollouts([(subject, found, rollouts)], given, given["temperature"], advance)
         origin = of_read(found, subject, rollouts, given["temperature"])
     report = rollout_report(RolloutStory(origin, (found,), tuple(why)))

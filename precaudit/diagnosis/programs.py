@@ -13,7 +13,7 @@ from precaudit.diagnosis.caches import name_cache
 from precaudit.diagnosis.diagnose import check_objective
 from precaudit.diagnosis.entry_views import view_findings
 from precaudit.diagnosis.evidence.effects import Effects, effects
-from precaudit.diagnosis.evidence.held import held_cause
+from precaudit.diagnosis.evidence.held import StatedCause, held_cause
 from precaudit.diagnosis.evidence.inside import formats_inside, inside_findings, inside_sentence
 from precaudit.diagnosis.evidence.records import Finding, findings_frame
 from precaudit.diagnosis.named import UNNAMED, NamedOperation
@@ -146,7 +146,7 @@ def diagnose_program(
         single = [v for v in bad if v.metric not in METRICS]
         what = f"{len(single)} {worst.kind} records fail" if single else f"{worst.kind} errors fail {worst.text}"
         says = f"{what}, and no recorded operation or formula does"
-        findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
+        findings = [finding(StatedCause("unknown", UNNAMED, says), worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
     unknown += unpaired_views(opened) if look is None else ()
@@ -197,14 +197,15 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         its = [v for v in bad if v.kind == "state" and v.point == point]
         off = sum(int(value(v.value or 0.0)) for v in its)
         says = f"{off:,} choices are not those of the recorded values, by more than rounding: {point}"
-        yield finding("state", "another choice", says, point, its, None, calls)
+        yield finding(StatedCause("state", "another choice", says), point, its, None, calls)
     for point, its in found.items():
         arises = next((v for v in its if v.status == "nonfinite" and v.metric and v.text), None)
         if arises is not None:
-            yield finding("format", arises.text.partition(":")[0], arises.text, point, its, arises.rel_l2, calls)
+            why = StatedCause("format", arises.text.partition(":")[0], arises.text)
+            yield finding(why, point, its, arises.rel_l2, calls)
             continue
         if (cause := next((known[v.place] for v in its if v.place in known), None)) is not None:
-            yield finding(cause.kind, cause.cause, cause.says, point, its, its[0].rel_l2, calls)
+            yield finding(cause, point, its, its[0].rel_l2, calls)
             continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
         at = list(worst.index) if isinstance(worst.index, tuple) else worst.index
@@ -215,7 +216,8 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
             else f"its equations' rounding does not explain {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
             f"{worst.scope} {at}, from recorded inputs"
         )
-        yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2, calls)
+        why = StatedCause("unknown", UNNAMED, f"{says} ({source.get(point, '')})")
+        yield finding(why, point, its, worst.rel_l2, calls)
 
 
 class Shows(NamedTuple):
@@ -235,7 +237,7 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Shows]:
     for v in formula:
         if v.status != "input suspect":
             says = "in FP64 the program differs from the reference; its formula is not known"
-            yield Shows(finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2))
+            yield Shows(finding(StatedCause("semantics", UNNAMED, says), v.point, [v], v.rel_l2))
 
 
 def _beside(part: Part, formula: Sequence[Verdict], bad: Sequence[Verdict], tell: Advance) -> list[Shows]:
@@ -275,9 +277,7 @@ def _name_operations(
         first = its[0]
         says = f"{first.named.says}: {place_names([c.pair for c in its])}"
         made_finding = finding(
-            first.named.kind,
-            first.named.cause,
-            says,
+            StatedCause(first.named.kind, first.named.cause, says),
             first.pair.point,
             [c.verdict for c in its],
             first.verdict.rel_l2,
@@ -297,15 +297,13 @@ def _cause(book: MappedTextbook, beside: Shown, pair: Pair, v: Verdict) -> Named
     return stated or name_formula(book, beside, pair, suspect)
 
 
-def finding(
-    kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object, calls: int = 1
-) -> Finding:
+def finding(why: StatedCause, point: str, its: Sequence[Verdict], rel_l2: object, calls: int = 1) -> Finding:
     """Return a finding that verdicts rest on; ``calls``: of the run, which of them it is in is said."""
-    says = ", ".join(filter(None, (says, calls_text((v.step for v in its), calls))))
+    says = ", ".join(filter(None, (why.says, calls_text((v.step for v in its), calls))))
     return msgspec.convert(
         {
-            "kind": kind,
-            "cause": cause,
+            "kind": why.kind,
+            "cause": why.cause,
             "says": says,
             "layer": its[0].layer,
             "point": point,

@@ -1,5 +1,7 @@
 """Attention that reads a slot of a cache which nothing has written, where a sequence was begun elsewhere."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from precaudit.diagnosis.named import NamedOperation, row_distances
@@ -30,7 +32,7 @@ def unwritten(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation
         return None
     for b, sequence, empty in its:
         q, normed = (x[b, sequence.rows] for x in read if x is not None)
-        made = (_reading(book, pair.layer, sequence, len(empty), by, q, normed) for by in (len(empty), 0))
+        made = _readings(book, pair.layer, sequence, len(empty), q, normed)
         seen = beside.seen[pair][b, sequence.rows]
         left = min(float(row_distances(x, seen).max()) for x in made)
         if not left <= SAME:
@@ -44,11 +46,12 @@ def unwritten(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation
     return NamedOperation(NEVER, says, left, "state")
 
 
-def _reading(book: MappedTextbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:
-    """Return attention's output over ``empty`` slots of 0 before a sequence's own rows, its keys turned ``by`` more."""
-    model = book.model
-    k = model.apply(KEYS, model.context(layer, s.positions + s.earlier.turned + by, FP64), [normed])
+def _readings(book: MappedTextbook, layer: int, s: Tokens, empty: int, q: Array, normed: Array) -> Iterator[Array]:
+    """Yield attention's output over ``empty`` slots of 0 before a sequence's rows: keys turned past them, or not."""
+    model, rule = book.model, AttentionRule.of(book.config, layer)
     v = model.apply(VALUES, model.context(layer, s.positions, FP64), [normed])
-    gap = np.zeros((empty, *k.shape[1:]))
-    keys, values = s.earlier.before(layer, np.concatenate([gap, k]), np.concatenate([gap, v]))
-    return attention(q, keys, values, s.positions + empty, AttentionRule.of(book.config, layer), FP64)
+    gap = np.zeros((empty, *v.shape[1:]))
+    for by in (empty, 0):
+        k = model.apply(KEYS, model.context(layer, s.positions + s.earlier.turned + by, FP64), [normed])
+        keys, values = s.earlier.before(layer, np.concatenate([gap, k]), np.concatenate([gap, v]))
+        yield attention(q, keys, values, s.positions + empty, rule, FP64)

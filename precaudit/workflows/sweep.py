@@ -114,11 +114,12 @@ def _draw(
     path = folder / DRAWN
     if asked.traced.resume and (found := _read_kept(path, request)) is not None:
         return found
-    from precaudit.checks.rollouts.drawn import Checks, draw_all
+    from precaudit.checks.rollouts.drawn import draw_all
+    from precaudit.checks.rollouts.parity import Checks
     from precaudit.checks.rollouts.timing import tasks
 
     subjects = [load(p, "") for p in policies]
-    made = draw_all(subjects, tasks(prompts, 1), asked.how, ("while",), Checks(exact=False), (), progress.advance)
+    made = draw_all(subjects, tasks(prompts, 1), asked.how, Checks(exact=False), (), progress.advance)
     wholes = {p.policy: p.whole[0] for p in made.parities}
     write_lines(path, [request, *made.timings, *wholes.values()])
     return {t.policy: _Drawn(t, wholes[t.policy]) for t in made.timings}

@@ -47,7 +47,7 @@ def compare_training(
     """
     import msgspec
 
-    from precaudit.diagnosis.training.conclusion import conclude
+    from precaudit.diagnosis.training.conclusion import TrainingQuestion, conclude
     from precaudit.diagnosis.training.judged import Held, Side
     from precaudit.diagnosis.training.values import chains_folder
     from precaudit.recording.runs.folders import make_folder
@@ -69,8 +69,8 @@ def compare_training(
     notes = []
     if a.opened.record.weights != b.opened.record.weights:
         notes.append("what the programs are given beside the state, or close over, is not the same in A and B")
-    asked = {"subject": given.subject, "by": given.by, "good": good.words, "bad": bad.words}
-    found = conclude(asked, steps, drawn, records, held.squares, tuple(held.lacking), notes)
+    asked = TrainingQuestion(given.subject, given.by, good.words, bad.words, steps, drawn)
+    found = conclude(asked, records, held.squares, tuple(held.lacking), notes)
     write_lines(given.folder / TENSORS, records)
     write_whole(given.folder / FOUND, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n", inside=True)
     return found, records

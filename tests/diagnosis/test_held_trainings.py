@@ -5,14 +5,14 @@ from math import inf, isnan, nan
 import numpy as np
 import pytest
 
-from precaudit.diagnosis.training.conclusion import conclude, times_grown
+from precaudit.diagnosis.training.conclusion import TrainingQuestion, conclude, times_grown
 from precaudit.diagnosis.training.distances import difference, relative_size, spread_of, times_spread
 from precaudit.diagnosis.training.groups import tensor_group
 from precaudit.diagnosis.training.records import TrainingGrowth, TrainingTensor
 from precaudit.reports.training import training_report
 from precaudit.schema.records.base import json_number, value
 
-ASKED = {"subject": "s", "by": "programs", "good": "A", "bad": "B"}
+ASKED = ("s", "programs", "A", "B")
 
 
 def tensor(name="w", step=1, where="state", size=0.0, spread=1e-7, ratio=0.0, **more):
@@ -22,7 +22,7 @@ def tensor(name="w", step=1, where="state", size=0.0, spread=1e-7, ratio=0.0, **
 
 def found(*records, squares=None, **more):
     steps = max((r.step for r in records), default=1)
-    return conclude(ASKED, steps, 4, records, squares or {}, more.get("lacking", ()), ())
+    return conclude(TrainingQuestion(*ASKED, steps, 4), records, squares or {}, more.get("lacking", ()), ())
 
 
 def report(said, *records):

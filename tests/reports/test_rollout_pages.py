@@ -11,8 +11,9 @@ import pytest
 
 from precaudit.checks.rollouts.budgets import engine_budget
 from precaudit.checks.rollouts.causes import TokenCause
-from precaudit.checks.rollouts.drawn import Checks, draw_all, grade
+from precaudit.checks.rollouts.drawn import draw_all, grade
 from precaudit.checks.rollouts.mismatch import METRICS
+from precaudit.checks.rollouts.parity import Checks
 from precaudit.checks.rollouts.questions import Question
 from precaudit.checks.rollouts.recording import of_drawn
 from precaudit.checks.rollouts.sampling import Sampling
@@ -38,9 +39,12 @@ CAUSE = TokenCause(
 @pytest.fixture(scope="module")
 def told():
     subjects = [load("tiny", name, device="cpu") for name in ("bf16", "fp32")]
-    given, how = tasks([("a", (100, 101, 102)), (BAD, (84, 104))], 1), How(2, 16, Sampling(1.0, seed=1), rounds=2)
+    given, how = (
+        tasks([("a", (100, 101, 102)), (BAD, (84, 104))], 1),
+        How(2, 16, Sampling(1.0, seed=1), rounds=2, loops=("python", "while")),
+    )
     checks = Checks(limits=(engine_budget("k3_kl", 1.0),))
-    found = grade(draw_all(subjects, given, how, ("python", "while"), checks), QUESTIONS, lambda _: "xyz")
+    found = grade(draw_all(subjects, given, how, checks), QUESTIONS, lambda _: "xyz")
     return RolloutStory(of_drawn(found, subjects, given, how, checks, QUESTIONS), found.parities, (CAUSE,), found)
 
 

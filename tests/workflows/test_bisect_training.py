@@ -5,7 +5,7 @@ import json
 import pytest
 
 from precaudit.cli import run
-from precaudit.diagnosis.training.conclusion import conclude, times_grown
+from precaudit.diagnosis.training.conclusion import TrainingQuestion, conclude, times_grown
 from precaudit.diagnosis.training.judged import Held, Side
 from precaudit.diagnosis.training.members import record_side
 from precaudit.diagnosis.training.values import chains_folder
@@ -14,7 +14,7 @@ from precaudit.recording.runs.programs import open_program_run
 from tests.helpers.training_programs import adam, momentum
 
 STEPS = 8
-ASKED = {"subject": "s", "by": "programs", "good": "A", "bad": "B"}
+ASKED = ("s", "programs", "A", "B")
 
 
 def side(folder, like, drawn, **changed):
@@ -35,7 +35,7 @@ def held(good, folder, **changed):
 def hold(good, bad, steps):
     both = Held(good, bad)
     records = list(both.records())
-    return conclude(ASKED, steps, 4, records, both.squares, tuple(both.lacking), ())
+    return conclude(TrainingQuestion(*ASKED, steps, 4), records, both.squares, tuple(both.lacking), ())
 
 
 @pytest.mark.parametrize(

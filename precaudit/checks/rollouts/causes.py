@@ -19,7 +19,16 @@ from precaudit.checks.rollouts.limits import ENGINE
 from precaudit.checks.rollouts.parity import Parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.diagnosis.evidence.records import Share
-from precaudit.diagnosis.evidence.shares import PLANTED, ChangeSplit, Goal, goal_of, prefill_to_logits, split_change
+from precaudit.diagnosis.evidence.shares import (
+    PLANTED,
+    ChangeSplit,
+    Goal,
+    LiftedProgram,
+    RecordedTaps,
+    goal_of,
+    prefill_to_logits,
+    split_change,
+)
 from precaudit.interpreters.jaxpr import CannotLift
 from precaudit.judging.gate import judge_found
 from precaudit.numbers.arrays import Array, widen
@@ -33,6 +42,7 @@ from precaudit.references.comparison.compare import CompareOptions as CompareOpt
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import row_lengths
+from precaudit.schema.places import Place
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import Count, Index, Number, Record, json_number, value
 from precaudit.schema.selection import Selection
@@ -173,20 +183,13 @@ def _split_of(subject: Subject, recorded: Recorded, cause: TokenCause, view: Vie
     points = [p for p in PLANTED if p in present(subject.config.sparse)]
     values = {p: _stack_rows(recorded, prompt, view, p, layers, n) for p in points}
     call = step if view == "decode" else 0
-    logits = _at(recorded, prompt, view, call, None, LOGITS, np.array([n - 1]), n)[0]
+    logits = _at(recorded, Place(prompt, view, call, None, LOGITS), np.array([n - 1]), n)[0]
     lengths = row_lengths("rescore" if view == "rescore" else "prefill", first, len(fed), n)
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, fed[:n], lengths[None])
-        return split_change(
-            program,
-            values,
-            args,
-            logits,
-            goal,
-            subject.lift,
-            lambda f: jit_program(f, subject.platform),
-            {p: layers for p in points if POINTS[p].per_layer},
-        )
+        lifted = LiftedProgram(program, subject.lift, lambda f: jit_program(f, subject.platform))
+        taps = RecordedTaps(values, {p: layers for p in points if POINTS[p].per_layer})
+        return split_change(lifted, args, taps, logits, goal)
 
 
 def _stack_rows(recorded: Recorded, prompt: str, view: View, point: str, layers: int, n: int) -> Array:
@@ -199,21 +202,21 @@ def _stack_rows(recorded: Recorded, prompt: str, view: View, point: str, layers:
 def _rows(recorded: Recorded, prompt: str, view: View, point: str, layer: int | None, n: int) -> Array:
     """Return a view's rows of a point: prefill's up to the last of the prompt, and the view's own from there."""
     first = len(recorded.run.prompts[prompt].tokens) - 1
-    parts = [_at(recorded, prompt, "prefill", 0, layer, point, np.arange(first), n)]
+    parts = [_at(recorded, Place(prompt, "prefill", 0, layer, point), np.arange(first), n)]
     if view == "decode":
-        parts += [_at(recorded, prompt, view, p - first, layer, point, np.array([p]), n) for p in range(first, n)]
+        parts += [
+            _at(recorded, Place(prompt, view, p - first, layer, point), np.array([p]), n) for p in range(first, n)
+        ]
     else:
-        parts.append(_at(recorded, prompt, view, 0, layer, point, np.arange(first, n), n))
+        parts.append(_at(recorded, Place(prompt, view, 0, layer, point), np.arange(first, n), n))
     return np.concatenate(parts, axis=POINTS[point].axes.index("T"))
 
 
-def _at(
-    recorded: Recorded, prompt: str, phase: str, step: int, layer: int | None, point: str, positions: Array, n: int
-) -> Array:
+def _at(recorded: Recorded, place: Place, positions: Array, n: int) -> Array:
     """Return recorded rows at positions, in FP64; where they are over keys, of n keys, those not seen 0."""
-    values, held = (f(prompt, phase, step, layer, point) for f in (recorded.tensor, recorded.rows_of))
-    assert values is not None, (phase, step, layer, point)
-    assert held is not None, (phase, step, layer, point)
+    values, held, point = recorded.tensor(*place), recorded.rows_of(*place), place.point
+    assert values is not None, place
+    assert held is not None, place
     x = widen(np.take(values, np.searchsorted(held, positions), axis=POINTS[point].axes.index("T")))
     if "S" not in POINTS[point].axes:
         return x

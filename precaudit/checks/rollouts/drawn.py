@@ -7,8 +7,7 @@ from typing import NamedTuple
 from precaudit.checks.rollouts.answers import status_under_limit
 from precaudit.checks.rollouts.budgets import RolloutBudget
 from precaudit.checks.rollouts.divergence import Divergence, first_divergences, judge_divergences
-from precaudit.checks.rollouts.generation import Loop
-from precaudit.checks.rollouts.parity import Parity, score_parity
+from precaudit.checks.rollouts.parity import Checks, Parity, score_parity
 from precaudit.checks.rollouts.questions import Answers, Changed, HeldAnswers, Question, changed_answers, read_answers
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.timing import DrawVariant, How, Task, TimedVariant, Timing, time_variants
@@ -23,15 +22,6 @@ class Refusal(NamedTuple):
 
     policy: str
     why: str
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What drawn rollouts are held to: the policy's own prefill, ``trainer``'s, FP64's (``exact``), and limits."""
-
-    trainer: Subject | None = None
-    exact: bool = True
-    limits: tuple[RolloutBudget, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,13 +96,12 @@ def draw_all(
     subjects: Sequence[Subject],
     given: Sequence[Task],
     how: How,
-    loops: Sequence[Loop] = ("while",),
     checks: Checks | None = None,
     refused: Sequence[Refusal] = (),
     tell: Advance = silent,
 ) -> Drawn:
     """Draw and time ``given`` under every subject and loop, and hold what each subject drew to ``checks``."""
-    checks = checks or Checks()
+    checks, loops = checks or Checks(), how.loops
     with enough_memory():
         measured = time_variants([DrawVariant(s, loop) for s in subjects for loop in loops], given, how, tell)
     firsts = measured[:: len(loops)]
@@ -122,11 +111,8 @@ def draw_all(
         if len({tuple(r.tokens for r in m.rollouts) for m in measured[i * len(loops) : (i + 1) * len(loops)]}) > 1
     ]
     parted_ = _divergences(subjects, firsts, given, how, checks.exact)
-    parities = [
-        score_parity(s, m.rollouts, checks.limits, how.sampling.scoring_temperature, checks.exact, tell, checks.trainer)
-        for s, m in zip(subjects, firsts, strict=True)
-    ]
     name, scored = subjects[0].checkpoint.name, how.sampling.scoring_temperature
+    parities = [score_parity(s, m.rollouts, checks, scored, tell) for s, m in zip(subjects, firsts, strict=True)]
     return Drawn(name, scored, tuple(measured), tuple(parities), tuple(refused), tuple(apart), tuple(parted_))
 
 

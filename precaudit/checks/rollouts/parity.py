@@ -69,22 +69,30 @@ class Parity:
         return 3 if unknown or any(h.status == "unknown" for h in self.held) else 0
 
 
+@dataclass(frozen=True)
+class Checks:
+    """What rollouts are held to: the policy's own prefill, ``trainer``'s, FP64's (``exact``), and limits."""
+
+    trainer: Subject | None = None
+    exact: bool = True
+    limits: tuple[RolloutBudget, ...] = ()
+
+
 def score_parity(
     subject: Subject,
     rollouts: Sequence[Rollout],
-    limits: Sequence[RolloutBudget] = (),
+    checks: Checks = Checks(),
     temperature: float = 1.0,
-    exact: bool = True,
     tell: Advance = silent,
-    trainer: Subject | None = None,
     engine: Subject | None = None,
 ) -> Parity:
-    """Score the rollouts' tokens and return the Parity. ``exact``: in FP64, too; ``trainer``: by its prefill, too.
+    """Score the rollouts' tokens and return the Parity.
 
     ``engine``: the model in the formats that an engine computes in, which is judged against FP64 (None: it is not).
     ``temperature``: what the engine's log-probabilities were divided by before its softmax. Raises UserError for tokens
     that are not the model's, or the trainer's, CannotJudge where no rollout has a token.
     """
+    trainer, exact = checks.trainer, checks.exact
     for scoring in (subject,) if trainer is None else (subject, trainer):
         check_rollout_tokens(scoring, rollouts)
     if not any(r.tokens for r in rollouts):
@@ -120,7 +128,7 @@ def score_parity(
             each.append(
                 RolloutRecord(id=r.id, policy=name, rollout=rollout, trainer=against, mismatch=alone, worst=worst)
             )
-    held = [h for r in whole for h in outcomes(r, limits)]
+    held = [h for r in whole for h in outcomes(r, checks.limits)]
     return Parity(
         subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held), rounding, sides, mask
     )

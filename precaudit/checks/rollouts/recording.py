@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from precaudit.checks.rollouts.drawn import Checks, Drawn
+import msgspec
+
+from precaudit.checks.rollouts.drawn import Drawn
 from precaudit.checks.rollouts.origin import RolloutRun, digest
-from precaudit.checks.rollouts.parity import Parity
+from precaudit.checks.rollouts.parity import Checks, Parity
 from precaudit.checks.rollouts.questions import Question
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.timing import How, Task
@@ -25,15 +27,12 @@ def of_drawn(
     """Return the first line of what was drawn after ``given``. Another batch is no other request."""
     ends = ",".join(map(str, how.ends))
     asked = {"rollouts": "drawn", "new_tokens": how.new_tokens, "end_tokens": ends, **asdict(how.sampling)}
-    return _record(
-        subjects,
-        found.parities[0],
-        (t.prompt for t in given),
-        asked,
-        checks.trainer,
-        [f"{q.id} {q.how} {q.final}" for q in questions],
-        {r.policy: r.why for r in found.refused},
-        found.apart,
+    return msgspec.structs.replace(
+        _record(subjects, found.parities[0], (t.prompt for t in given), asked),
+        refused={r.policy: r.why for r in found.refused},
+        apart=tuple(found.apart),
+        trainer={} if checks.trainer is None else _trainer(checks.trainer),
+        questions=digest(f"{q.id} {q.how} {q.final}" for q in questions),
     )
 
 
@@ -44,27 +43,21 @@ def of_read(found: Parity, subject: Subject, rollouts: Sequence[Rollout], temper
 
 
 def _record(
-    subjects: Sequence[Subject],
-    parity: Parity,
-    prompts: Iterable[Sequence[int]],
-    asked: Mapping[str, object],
-    trainer: Subject | None = None,
-    questions: Sequence[str] = (),
-    refused: Mapping[str, str] | None = None,
-    apart: Sequence[str] = (),
+    subjects: Sequence[Subject], parity: Parity, prompts: Iterable[Sequence[int]], asked: Mapping[str, object]
 ) -> RolloutRun:
+    """Return the first line of rollouts to which no question was put, and which no trainer scored."""
     first = subjects[0]
     return RolloutRun(
         schema=SCHEMA,
         model=first.checkpoint.name,
         weights=first.checkpoint.hashes.sha256(),
         policies={s.policy.name: s.policy.settings() for s in subjects},
-        refused=dict(refused or {}),
-        apart=tuple(apart),
+        refused={},
+        apart=(),
         sides=tuple((r.rollout, r.trainer) for r in parity.whole),
-        trainer={} if trainer is None else _trainer(trainer),
+        trainer={},
         prompts=digest(",".join(map(str, ids)) for ids in prompts),
-        questions=digest(questions),
+        questions=digest(()),
         asked={k: str(x) for k, x in asked.items() if x is not None},
         device=device_of(first),
         versions=number_versions(),

@@ -73,13 +73,14 @@ class Task:
 
 @dataclass(frozen=True)
 class How:
-    """How tokens are drawn and timed. ``ends``: tokens that end a sequence."""
+    """How tokens are drawn and timed, in each of ``loops``. ``ends``: tokens that end a sequence."""
 
     batch: int = 8
     new_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     ends: tuple[int, ...] = ()
     rounds: int = ROUNDS
+    loops: tuple[Loop, ...] = ("while",)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from precaudit.diagnosis.evidence.kept import read_kept, write_kept
 from precaudit.diagnosis.evidence.last_call import NOT_FINITE, Last, call_outputs
 from precaudit.diagnosis.evidence.raised_lines import line_remedies
 from precaudit.diagnosis.evidence.records import LineRemedy, Shares
-from precaudit.diagnosis.evidence.shares import Goal, goal_of, split_change, unknown_shares
+from precaudit.diagnosis.evidence.shares import Goal, LiftedProgram, RecordedTaps, goal_of, split_change, unknown_shares
 from precaudit.interpreters.jaxpr import CannotLift
 from precaudit.interpreters.jaxpr.emulate import emulate_program
 from precaudit.interpreters.jaxpr.sites import TAKEN
@@ -116,9 +116,8 @@ def _output_shares(last: Last, case: str, objective: str, exactly: Any, compiled
         return x.reshape(-1) if row is None else x[row]
 
     kept = recorded.reshape(-1) if row is None else recorded[row]
-    found = split_change(
-        flat, values, given, kept, goal, compiled=compiled, steps=steps, held=last.loop_decisions(case)
-    )
+    taps = RecordedTaps(values, steps, last.loop_decisions(case))
+    found = split_change(LiftedProgram(flat, compiled=compiled), given, taps, kept, goal)
     return found.record(case, objective, last.output)
 
 

@@ -7,7 +7,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
 
-class HeldCause(NamedTuple):
+class StatedCause(NamedTuple):
     """A finding's kind, cause and words."""
 
     kind: str
@@ -26,19 +26,19 @@ def lost_text(e: ErrorRecord, dtype: str) -> str:
     return f"{which}{off}{collide}: {dtype} does not have them"
 
 
-def held_cause(e: ErrorRecord, p: ProgramPoint) -> HeldCause | None:
+def held_cause(e: ErrorRecord, p: ProgramPoint) -> StatedCause | None:
     """Return what a local record of a point tells of its cause; None where it tells nothing."""
     at = f"{p.name} ({p.source})"
     if e.lost:
         says = f"{lost_text(e, p.dtype)}; {at}"
-        return HeldCause("format", f"whole numbers in {p.dtype}", says)
+        return StatedCause("format", f"whole numbers in {p.dtype}", says)
     if e.narrow is not None:  # the textbook makes these values so, which is more than that a sum closes
-        return HeldCause("format", e.narrow.cause, f"{e.narrow.says}; {at}")
+        return StatedCause("format", e.narrow.cause, f"{e.narrow.says}; {at}")
     if e.summed is not None:
         # the error over that of the honest emulation, which sums in float32 and rounds once
         gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {value(e.ratio):.3g} less error"
         off = "" if e.rel_l2 is None else f", error {value(e.rel_l2):.2e}"
-        return HeldCause(
+        return StatedCause(
             "format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}"
         )
     return None

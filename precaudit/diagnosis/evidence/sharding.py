@@ -3,6 +3,7 @@
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from precaudit.diagnosis.evidence.across import (
@@ -110,7 +111,7 @@ def _held(
     for place in both:
         every[place.point].append(place)
     points = [
-        _point(recorded, again, point, every[point], [p for p in other if p.point == point], noise, point in faults)
+        _point(recorded, again, PointAcross(point, EQUAL, len(every[point])), other, noise, point in faults)
         for point in POINTS
         if point in every and point in recorded.requested.points  # what supports these has no noise
     ]
@@ -132,23 +133,25 @@ def _unlike(one: dict[str, Place], other: dict[str, Place]) -> dict[str, Place]:
 def _point(
     recorded: Recorded,
     again: Recorded,
-    point: str,
-    every: Sequence[Place],
-    other: Sequence[Place],
+    equal: PointAcross,
+    different: Sequence[Place],
     noise: dict[Size, float],
     faulty: bool,
 ) -> PointAcross:
-    """Return the worst of a point's tensors."""
-    worst = PointAcross(point, EQUAL, len(every), len(other))
+    """Return the worst of a point's tensors; ``equal``: where all of them are, ``different``: tensors of any point."""
+    other = [p for p in different if p.point == equal.point]
+    worst = equal = replace(equal, differing=len(other))
     mine, theirs = side_of(again), side_of(recorded)
     for place in other:
         e = pair_error(mine, theirs, place, agreeing(mine, theirs, place.prompt))
         status, distance, noises, why = _judged(e, bool(_nonfinite(recorded, place)), noise)
         if (WORST.index(status), noises) > (WORST.index(worst.status), worst.noises) or worst.status == EQUAL:
-            worst = PointAcross(point, status, len(every), len(other), place.layer, place.phase, distance, noises, why)
+            worst = replace(
+                equal, status=status, layer=place.layer, phase=place.phase, distance=distance, noises=noises, why=why
+            )
     if faulty:
         why = "its local errors fail on one of both and not on the other"
-        worst = PointAcross(**{**vars(worst), "status": BROKEN, "why": why})
+        worst = replace(worst, status=BROKEN, why=why)
     return worst
 
 

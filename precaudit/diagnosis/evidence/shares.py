@@ -1,6 +1,7 @@
 """Does it matter? The share every operation's own error has in a change of logits, by the FP64 gradient (JAX)."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -45,16 +46,9 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
-        found = split_change(
-            program,
-            values,
-            args,
-            widen(candidate)[-1],
-            lambda exact: goal_of(objective, exact),
-            subject.lift,
-            lambda f: jit_program(f, subject.platform),
-            {p: layers for p in values if POINTS[p].per_layer},
-        )
+        lifted = LiftedProgram(program, subject.lift, lambda f: jit_program(f, subject.platform))
+        taps = RecordedTaps(values, {p: layers for p in values if POINTS[p].per_layer})
+        found = split_change(lifted, args, taps, widen(candidate)[-1], lambda exact: goal_of(objective, exact))
     return found.record(prompt, objective, LOGITS)
 
 
@@ -91,25 +85,38 @@ class ChangeSplit(NamedTuple):
         )
 
 
-def split_change(
-    program: Callable[..., Any],
-    values: dict[str, Array],
-    args: tuple[Any, ...],
-    recorded: Array,
-    goal: Callable[[Array], Goal],
-    lift: Mapping[str, Any] | None = None,
-    compiled: Callable[..., Any] = jax.jit,
-    steps: Mapping[str, int] | None = None,
-    held: Mapping[str, Array] | None = None,
-) -> ChangeSplit:
-    """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
+@dataclass(frozen=True)
+class LiftedProgram:
+    """A function, the FP64 meanings of primitives in it, and how functions of it are compiled."""
 
-    ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
-    scans have, those that are told one by one; ``held``: what was decided by loops, which FP64 goes on with. All own
-    errors together turn FP64 into what was recorded, so nothing but the curvature of the goal is left over. Under
-    ``jax.enable_x64(True)``.
+    call: Callable[..., Any]
+    lift: Mapping[str, Any] | None = None
+    compiled: Callable[..., Any] = jax.jit
+
+
+@dataclass(frozen=True)
+class RecordedTaps:
+    """Every tap as recorded.
+
+    ``steps``: how many steps the taps inside scans have, those that are told one by one; ``held``: what was decided by
+    loops, which FP64 goes on with.
     """
-    steps, held = steps or {}, dict(held or {})
+
+    values: dict[str, Array]
+    steps: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, Array] = field(default_factory=dict)
+
+
+def split_change(
+    of: LiftedProgram, args: tuple[Any, ...], taps: RecordedTaps, recorded: Array, goal: Callable[[Array], Goal]
+) -> ChangeSplit:
+    """Return the shares of every tap's own error in ``goal(FP64's output)`` of what a program returns, [N].
+
+    ``recorded``: the output [N] in FP64. All own errors together turn FP64 into what was recorded, so nothing but the
+    curvature of the goal is left over. The taps' values are let go. Under ``jax.enable_x64(True)``.
+    """
+    program, lift, compiled = of.call, of.lift, of.compiled
+    values, steps, held = taps.values, taps.steps, dict(taps.held)
     planted, adding = plant(program, "force", lift), plant(program, "add", lift)
 
     def add(d: Any, *a: Any) -> Any:
@@ -136,7 +143,7 @@ def split_change(
         start,
         float(number_of(recorded)) - start,
         float(np.mean([float(x) for _, x in found])),
-        {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors},
+        {k: np.mean([np.asarray(by_tap[k]) for by_tap, _ in found], axis=0) for k in errors},
         frozenset(steps),
     )
 

@@ -44,16 +44,16 @@ def partings(recorded: Recorded) -> Iterator[Parting]:
                 for layer, point in places:
                     if first and point != LOGITS:
                         continue
-                    distance = _distance(recorded, prompt, against, step, position, layer, point)
+                    distance = _distance(recorded, Place(prompt, "decode", step, layer, point), against, position)
                     if distance is not None and (distance or point == LOGITS):
                         first = True
                         yield Parting(prompt, against, step, position, layer, point, distance)
 
 
-def _distance(
-    recorded: Recorded, prompt: str, against: str, step: int, position: int, layer: int | None, point: str
-) -> float | None:
-    decoded = recorded.tensor(prompt, "decode", step, layer, point)
+def _distance(recorded: Recorded, place: Place, against: str, position: int) -> float | None:
+    """Return how far decode's row is from the same position in another phase; None where either is not there."""
+    prompt, _, _, layer, point = place
+    decoded = recorded.tensor(*place)
     rows = recorded.rows(prompt, against, layer, point) if "S" not in POINTS[point].axes else None
     whole = recorded.tensor(prompt, against, 0, layer, point)
     if decoded is None or whole is None:

@@ -56,7 +56,7 @@ def layers_apart(first: Site, one: Observed, others: Others, same: set[Site]) ->
     here = mine.of(first)
     if here is None or count < 2:
         return ()
-    planted = _planted(first, here, one, others, same, mine, its)
+    planted = _planted(first, one, others, same, mine, its)
     if planted is None:
         return ()
     own = {s.point.name: one.whole(s) for s in (mine.at(first, i) for i in range(count))}
@@ -66,11 +66,13 @@ def layers_apart(first: Site, one: Observed, others: Others, same: set[Site]) ->
 
 
 def _planted(
-    first: Site, here: int, one: Observed, others: Others, same: set[Site], mine: Layers, its: Layers
+    first: Site, one: Observed, others: Others, same: set[Site], mine: Layers, its: Layers
 ) -> dict[str, Array] | None:
     """Return what a point reads as the other has it in every layer, by names; None where that is not known."""
     sites = [s for s in one.sites() if s.call == first.call]
     planted: dict[str, Array] = {}
+    here = mine.of(first)
+    assert here is not None
     new, seen = set(one.reads(first)), set[str]()
 
     @cache

@@ -1,6 +1,7 @@
 """What two trainings are to each other, from their records: the same, rounding, chaos, or drift. No JAX."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import inf, isfinite, isinf, isnan
 from typing import get_args
 
@@ -14,22 +15,32 @@ FORMULA = 2.0**-19  # a relative difference in FP64 after one step that no const
 SHOWN = 8  # steps that growth is shown after
 
 
+@dataclass(frozen=True)
+class TrainingQuestion:
+    """Whether ``bad`` does the same as ``good``, two of a subject ``by`` what; over how many steps and members."""
+
+    subject: str
+    by: str
+    good: str
+    bad: str
+    steps: int
+    members: int
+
+
 def conclude(
-    asked: Mapping[str, str],
-    steps: int,
-    members: int,
+    asked: TrainingQuestion,
     records: Sequence[TrainingTensor],
     squares: Mapping[tuple[int, Group], Sequence[float]],
     lacking: Sequence[str],
     notes: Sequence[str],
 ) -> Training:
-    """Return what was found; ``asked``: subject, by, good and bad; ``squares``: of distances, by group and step."""
+    """Return what was found; ``squares``: of distances, by group and step."""
     aside = points_aside(records)
     kept = [r for r in records if r.where != "point" or r.name not in aside]
     ratios = [value(r.ratio) for r in kept]
     worst = max((x for x in ratios if x == x), default=0.0)
     unknown = [r for r, x in zip(kept, ratios, strict=True) if x != x]
-    growth = tuple(_growth(squares, steps))
+    growth = tuple(_growth(squares, asked.steps))
     first = next((r for r in kept if value(r.ratio) > LIMIT), None)
     parted = next((r for r in kept if value(r.size) > 0), None)
     why = None
@@ -41,9 +52,7 @@ def conclude(
     if word == "rounding" and _grows(growth):
         word = "chaos"
     return Training(
-        **asked,
-        steps=steps,
-        members=members,
+        **asdict(asked),
         limit=LIMIT,
         word=word,
         worst=json_number(worst),

@@ -153,7 +153,7 @@ def find_points(side: Side, book: Textbook) -> list[FoundPoint]:
     every = {per_layer: list(side.series(layers if per_layer else None)) for per_layer in (True, False)}
     names = [p for p in POINTS if (0 if POINTS[p].per_layer else None, p) in book.values]
     found: dict[str, FoundPoint] = {}
-    search = Search(side, book, every)
+    search = PointSearch(side, book, every)
 
     def free(name: str) -> list[Series]:
         used = {f.series.name for f in found.values()}
@@ -204,7 +204,7 @@ def _hand_on(layer: int | None, name: str, own: dict[tuple[int | None, str], Arr
 
 
 @dataclass(frozen=True)
-class Search:
+class PointSearch:
     """A side whose points are sought, what the textbook makes there, and the side's series: per layer, and others."""
 
     side: Side
@@ -213,7 +213,7 @@ class Search:
 
 
 def _leads_on(
-    search: Search,
+    search: PointSearch,
     layer: int | None,
     name: str,
     own: Mapping[tuple[int | None, str], Array],
@@ -241,7 +241,7 @@ def _leads_on(
 
 
 def _nearest(
-    search: Search,
+    search: PointSearch,
     series: Sequence[Series],
     layer: int | None,
     name: str,

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from precaudit.checks.rollouts.answers import pair_answers
 from precaudit.checks.rollouts.budgets import engine_budget, outcomes
 from precaudit.checks.rollouts.divergence import first_divergences, judge_divergences
-from precaudit.checks.rollouts.drawn import Checks, draw_all, open_subjects
-from precaudit.checks.rollouts.parity import score_parity
+from precaudit.checks.rollouts.drawn import draw_all, open_subjects
+from precaudit.checks.rollouts.parity import Checks, score_parity
 from precaudit.checks.rollouts.program_loops import _whole, measure_program
 from precaudit.checks.rollouts.questions import (
     Changed,
@@ -70,7 +70,7 @@ def test_what_is_saved_is_read_again_to_the_last_bit(found, subjects, tmp_path):
     assert [r for _, r in found.rollouts] == again
     assert [r.id for r in again[:2]] == ["bf16/a/0", "bf16/a/1"]
     mine = [r for r in again if r.id.startswith("bf16/")]
-    one = score_parity(subjects[0], mine, exact=False).whole[0].mismatch
+    one = score_parity(subjects[0], mine, Checks(exact=False)).whole[0].mismatch
     assert one == found.parities[0].whole[0].mismatch
 
 
@@ -110,7 +110,7 @@ def test_a_policy_that_cannot_run_is_told_and_the_others_run(subjects):
     some, refused = open_subjects(opens, [s.policy for s in subjects])
     assert [s.policy.name for s in some] == ["bf16"]
     assert [tuple(r) for r in refused] == [("fp32", "not here")]
-    found = draw_all(some, tasks(PROMPTS[:1], 4), HOW, checks=Checks(exact=False), refused=refused)
+    found = draw_all(some, tasks(PROMPTS[:1], 4), HOW, Checks(exact=False), refused)
     assert found.exit_code == 3
     with pytest.raises(UserError, match="not here"):
         open_subjects(opens, [subjects[1].policy])

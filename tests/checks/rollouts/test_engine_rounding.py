@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from precaudit.checks.rollouts.engine import engine_policy
 from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_noise, explain_engine, judge_engine
 from precaudit.checks.rollouts.hypotheses import Sample, hypotheses, residual
-from precaudit.checks.rollouts.parity import score_parity
+from precaudit.checks.rollouts.parity import Checks, score_parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.samples import other_prompts
 from precaudit.checks.rollouts.scoring import by_policy
@@ -97,7 +97,7 @@ def judged(found, temperature=TEMPERATURE, policy="bf16", formats=None):
     subject = load("tiny", policy, device="cpu")
     formats = engine_policy(subject.policy) if formats is None else load_policy(formats)
     engine = subject if formats == subject.policy else load("tiny", formats, device="cpu")
-    return score_parity(subject, found, (), temperature, engine=engine).rounding
+    return score_parity(subject, found, Checks(), temperature, engine=engine).rounding
 
 
 def plain(engine, temperature=TEMPERATURE):
@@ -317,7 +317,7 @@ def test_noise_of_a_sum_is_that_of_all_its_terms():
 
 
 def test_an_engine_of_which_nothing_can_be_judged_is_no_success(engine, drawn):
-    found = score_parity(load("tiny", "bf16", device="cpu"), rollouts(drawn[:1], plain(engine)), (), TEMPERATURE)
+    found = score_parity(load("tiny", "bf16", device="cpu"), rollouts(drawn[:1], plain(engine)), Checks(), TEMPERATURE)
     assert (found.rounding, found.exit_code) == (None, 0)  # was not asked for
     unknown = EngineRounding(policy="bf16", status="unknown", tokens=0)
     assert replace(found, rounding=unknown).exit_code == 3

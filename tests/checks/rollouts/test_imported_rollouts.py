@@ -14,7 +14,7 @@ from precaudit.checks.rollouts.budgets import engine_budget, parse_limits
 from precaudit.checks.rollouts.engine_rounding import EngineRounding
 from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.origin import RolloutRun
-from precaudit.checks.rollouts.parity import score_parity
+from precaudit.checks.rollouts.parity import Checks, score_parity
 from precaudit.checks.rollouts.reading import Rollout, read_rollouts
 from precaudit.checks.rollouts.scoring import BATCH, ROWS, by_fp64, by_policy
 from precaudit.cli.rollout import command
@@ -206,7 +206,7 @@ def test_an_engine_in_float32_is_nearer_fp64_than_a_bf16_policy(tiny, engine):
 def test_a_token_that_is_off_is_found(tiny, engine):
     values = [list(r.logprobs) for r in engine]
     values[1][4] -= 0.5
-    found = score_parity(tiny, logged(engine, values), [engine_budget("abs_diff_max", 0.1)])
+    found = score_parity(tiny, logged(engine, values), Checks(limits=(engine_budget("abs_diff_max", 0.1),)))
     assert [(h.trainer, h.status) for h in found.held] == [("policy", "fail"), ("fp64", "fail")]
     assert found.exit_code == 1
     worst = max((r for r in found.each if r.trainer == "fp64"), key=lambda r: value(r.mismatch.abs_diff_max))
@@ -216,21 +216,21 @@ def test_a_token_that_is_off_is_found(tiny, engine):
 
 def test_an_engine_whose_positions_are_off_by_one_is_far_off(tiny, engine):
     shifted = logged(engine, [(r.logprobs[-1], *r.logprobs[:-1]) for r in engine])
-    assert value(score_parity(tiny, shifted, exact=False).whole[0].mismatch.abs_diff_p50) > 0.5
+    assert value(score_parity(tiny, shifted, Checks(exact=False)).whole[0].mismatch.abs_diff_p50) > 0.5
 
 
 def test_an_engine_s_temperature_is_part_of_its_log_probabilities(tiny):
     rollouts = drawn(tiny.config.vocab, (12,))
     hot = logged(rollouts, by_policy(tiny, rollouts, 2.0, quiet))
-    assert value(score_parity(tiny, hot, temperature=2.0, exact=False).whole[0].mismatch.abs_diff_max) == 0
-    assert value(score_parity(tiny, hot, exact=False).whole[0].mismatch.abs_diff_max) > 0.5
+    assert value(score_parity(tiny, hot, Checks(exact=False), 2.0).whole[0].mismatch.abs_diff_max) == 0
+    assert value(score_parity(tiny, hot, Checks(exact=False)).whole[0].mismatch.abs_diff_max) > 0.5
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.25, -math.inf])
 def test_what_is_no_log_probability_fails_whatever_the_limits(tiny, engine, bad):
     values = [list(r.logprobs) for r in engine]
     values[2][0] = bad
-    found = score_parity(tiny, logged(engine, values), [engine_budget("kl", 1e9)], exact=False)
+    found = score_parity(tiny, logged(engine, values), Checks(exact=False, limits=(engine_budget("kl", 1e9),)))
     assert found.exit_code == 1
     assert sum(found.faults.values()) == 1
     assert next(iter(found.faults)).startswith("engine: ")
@@ -240,7 +240,9 @@ def test_what_is_no_log_probability_fails_whatever_the_limits(tiny, engine, bad)
 
 def test_an_undefined_metric_passes_no_limit(tiny):
     one = logged(drawn(tiny.config.vocab, (1,)), [[-1.0]])
-    found = score_parity(tiny, one, [engine_budget("rollout_actor_probs_pearson_corr", 0.9)], exact=False)
+    found = score_parity(
+        tiny, one, Checks(exact=False, limits=(engine_budget("rollout_actor_probs_pearson_corr", 0.9),))
+    )
     assert [h.status for h in found.held] == ["unknown"]
     assert found.exit_code == 3
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from precaudit.checks.rollouts.causes import TokenCause, WorstToken, causes, worst_of
-from precaudit.checks.rollouts.parity import score_parity
+from precaudit.checks.rollouts.parity import Checks, score_parity
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.cli._explaining import exit_code_with_causes
 from precaudit.models.jax_decoder.family import family_parts as family_parts
@@ -65,7 +65,7 @@ def test_a_state_that_is_stale_is_no_rounding(tmp_path):
 def test_the_worst_tokens_are_those_farthest_from_the_trainer():
     subject = load("tiny", "fp32", None, "cpu")
     second = Rollout("b", PROMPT, DRAWN, (-0.1,) * 3 + (-30.0,) + (-0.1,) * (len(DRAWN) - 4))
-    found = worst_of(score_parity(subject, [ROLLOUT, second], exact=False), [ROLLOUT, second], 1)
+    found = worst_of(score_parity(subject, [ROLLOUT, second], Checks(exact=False)), [ROLLOUT, second], 1)
     assert [(w.rollout.id, w.at) for w in found] == [("b", 3)]
     assert np.isfinite(found[0].apart)
     assert found[0].apart < -10
