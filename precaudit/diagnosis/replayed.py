@@ -22,7 +22,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.mutations.replay import Beside, Replay, replay
+from precaudit.references.mutations.replay import KnownBeside, Replay, replay
 from precaudit.references.mutations.variants import Class, Variant
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.references.textbook.handover import POINT as HANDED
@@ -206,7 +206,7 @@ def _replay(
             rows = np.flatnonzero(np.isin(at, of_step))
             probs = recorded_probs(recorded, operation)
             here, settled = policy_at(recorded, policy, place), tpu_chooses(recorded, policy, place)
-            found = replay(operation, model, here, Beside(known, unrounded, probs, never), settled)
+            found = replay(operation, model, here, KnownBeside(known, unrounded, probs, never), settled)
             return found, at, rows, finite, operation
     return None
 

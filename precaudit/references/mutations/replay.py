@@ -63,7 +63,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Beside:
+class KnownBeside:
     """What is known of an operation beside what it read and made.
 
     ``variants``: causes at the same point elsewhere; ``unrounded``: its inputs as they were before they were rounded to
@@ -77,7 +77,7 @@ class Beside:
     never: Collection[Class] = ()
 
 
-def replay(o: Operation, model: Model, policy: Policy, known: Beside = Beside(), settled: bool = False) -> Replay:
+def replay(o: Operation, model: Model, policy: Policy, known: KnownBeside = KnownBeside(), settled: bool = False) -> Replay:
     """Try every variant of an operation on its recorded inputs.
 
     ``settled``: ``policy`` makes its products as the compiled program says.

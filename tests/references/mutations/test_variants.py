@@ -15,7 +15,7 @@ from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.mutations.candidates import variants
 from precaudit.references.mutations.forms import evaluate_form
-from precaudit.references.mutations.replay import Beside, operands_of, replay
+from precaudit.references.mutations.replay import KnownBeside, operands_of, replay
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.prompts import Prompt
@@ -210,6 +210,6 @@ def test_a_mistake_in_jax_is_the_variant_that_is_named(tmp_path, name, which, po
         if cause == "no window":
             layer = next(i for i in range(config.layers) if config.window_of(i) is not None)
         o, model, rules = operation_of(run, name, point, policy, layer)
-        found = replay(o, model, rules, Beside(unrounded=before_rounding(run, o, model, rules)))
+        found = replay(o, model, rules, KnownBeside(unrounded=before_rounding(run, o, model, rules)))
         assert found.named is not None, (point, cause, found.tried[:3])
         assert found.named.variant.name == cause, (point, found.named)
