@@ -21,9 +21,10 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import reap
 from precaudit.interpreters.jaxpr.emulate import exactly
-from precaudit.interpreters.jaxpr.tag import Which
+from precaudit.interpreters.jaxpr.tag import TapChoice, Which
 from precaudit.numbers.allocation import share_freed_memory
 from precaudit.recording.programs.own import prefill_call
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program
@@ -52,18 +53,18 @@ def line(what: str, value: float, bound: float | None, note: str) -> None:
 
 def speeds(program: Program, times: int, which: Which) -> None:
     """Print what capture and the local check of some taps take against the bare program."""
-    made = prepare_program(program, taps=which)
+    made = prepare_program(program, TapChoice(which))
     (inputs,) = program.cases.values()
     bare, captured = jax.jit(program.call), jax.jit(reap(made.call))
     plain = seconds(lambda: bare(program.params, *inputs), times)
     tapped = seconds(lambda: captured(program.params, *inputs), times)
     line("capture of all points / bare", tapped / plain, None, f"{tapped:.2f} s : {plain:.2f} s")
-    one = prepare_program(program, layers=(0,), taps=which)
+    one = prepare_program(program, TapChoice(which), layers=(0,))
     some = jax.jit(reap(one.call, layers=(0,)))
     held = seconds(lambda: some(program.params, *inputs), times)
     line("capture of one layer's points / bare", held / plain, CAPTURE, f"{held:.2f} s : {plain:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
-        opened = trace_program(program, Path(folder) / "run", taps=which)
+        opened = trace_program(program, Path(folder) / "run", ProgramSelection(taps=which))
         taps, segments = opened.tensors("a", 0, "taps"), Emulations(made)
 
         def checked() -> None:

@@ -16,7 +16,7 @@ from precaudit.diagnosis.programs import diagnose_program
 from precaudit.judging.gate import gate
 from precaudit.recording.programs.own import decode_of, prefill_call
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.tracing.subject import Subject
 from precaudit.references.comparison.programs import compare_program
@@ -50,7 +50,7 @@ def _of_phase(folder: Path, mistake: Mistake, layer: int | None, phase: str) -> 
     """Trace a mistake's program of a phase, compare it with its map, gate and diagnose it."""
     subject = mistake.subject(layer)
     program = program_of(subject, mistake, phase)
-    opened = trace_program(program, folder / "program", force=True)
+    opened = trace_program(program, folder / "program", options=ProgramTraceOptions(force=True))
     map = folder / "tiny.toml"
     map.write_text(map_text(opened, phase))
     compare_program(opened, program, Names(map, Path(subject.checkpoint.path) / "config.json"))

@@ -52,24 +52,16 @@ def sketch_of_model(
     if len(policies) > 1:
         raise UserError("--sketch and --stats-only take one --policy at a time")
     with progress_bar("loading JAX") as advance:
-        from precaudit.recording.programs.sketching import sketch_model
+        from precaudit.recording.programs.sketching import programs_by_length, sketch_programs
+        from precaudit.recording.programs.tracing import ProgramTraceOptions
         from precaudit.recording.tracing.subject import load
         from precaudit.recording.tracing.trace import encode_prompts
 
         model = load(subject, policies[0], device=given["device"], allow=given["allow_field"])
         found = encode_prompts(model, prompts, select, lambda line: say(line, err=True))
-        runs = sketch_model(
-            model,
-            found,
-            folder,
-            n,
-            given["decode_steps"],
-            select.points,
-            select.phases,
-            given["force"],
-            " ".join(["precaudit", *sys.argv[1:]]),
-            advance,
-        )
+        options = ProgramTraceOptions(force=given["force"], command=" ".join(["precaudit", *sys.argv[1:]]), sketch=n)
+        programs = programs_by_length(model, found, given["decode_steps"])
+        runs = sketch_programs(programs, folder, select, options, advance)
     size = sum(one.record.bytes for one in runs)
     lengths = "one length" if len(runs) == 1 else f"{len(runs)} lengths"
     say(f"{folder}: {len(found)} prompts of {lengths}, {size / 1e6:,.2f} MB. Next: precaudit compare {folder} RUN")

@@ -154,9 +154,10 @@ def command(
         if len(chosen) == 1:
             runs = [trace(open_subject(chosen[0]), folder, source, select, options, progress)]
         else:
-            from precaudit.workflows.several import trace_policies
+            from precaudit.workflows.several import PolicySubjects, trace_policies
 
-            found = trace_policies(open_subject, chosen, folder, source, select, options, progress)
+            subjects = PolicySubjects(chosen, open_subject)
+            found = trace_policies(subjects, folder, source, select, options, progress)
             runs = [t.run for t in found if t.run is not None]
     for run in runs:
         _warn(run)
@@ -224,8 +225,8 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_program, rename_points, trust
-    from precaudit.recording.programs.planning import longest_scan
-    from precaudit.recording.programs.tracing import trace_program
+    from precaudit.recording.programs.planning import ProgramSelection, longest_scan
+    from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
     from precaudit.recording.runs.programs import points_text
     from precaudit.recording.tracing.predicting import target_of
     from precaudit.schema.policies import parse_settings
@@ -266,23 +267,9 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
         asked = None if points is None else names_in(points, "point")
         asked = None if asked is None or "all" in asked else asked
         entries = None if phases is None else names_in(phases, "entry point")
-        run = trace_program(
-            program,
-            folder,
-            reference,
-            force,
-            called,
-            advance,
-            chosen,
-            target,
-            strict,
-            taps,
-            asked,
-            filters.positions,
-            entries,
-            context.params["resume"],
-            sketch,
-        )
+        select = ProgramSelection(chosen, asked, entries, filters.positions, taps)
+        options = ProgramTraceOptions(reference, force, called, target, strict, context.params["resume"], sketch)
+        run = trace_program(program, folder, select, options, advance)
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:

@@ -82,7 +82,7 @@ def _by_policy(
 
     names = _both(given)
     good, bad = (load_policy(name) for name in names)
-    request = _request(given, criterion, *names, "cause", repr((good.settings(), bad.settings())))
+    request = _request(given, criterion, BisectedSides(*names, repr((good.settings(), bad.settings()))), "cause")
     told = progress if given.jobs < 2 else Progress(_say_nothing)  # which other processes can be given
     how = _measuring(given, criterion, request.against, told, cache, line)
     trials = PolicyTrials(given.subject, good, bad, given.device, given.allow_field, how)
@@ -119,7 +119,7 @@ def _by_layers(
     bad = given.bad or "bf16"
     subject = load(given.subject, bad, device=given.device, allow=given.allow_field)
     good = f"{bad}, everything in float32"
-    request = _request(given, criterion, good, bad, "cure", repr(subject.policy.settings()))
+    request = _request(given, criterion, BisectedSides(good, bad, repr(subject.policy.settings())), "cure")
     how = _measuring(given, criterion, request.against, progress, cache, line)
     how.check(subject)
     return request, LayerTrials(subject, how)
@@ -145,7 +145,7 @@ def _by_lines(
         raise UserError(f"--by lines: {given.subject} is no program of yours; give FILE.py:NAME, or --by policy")
     trials = line_trials(given.subject, given.folder / RUNS / "program", criterion, progress.advance)
     good, bad = "every line in float32, emulated", "as it rounds, emulated"
-    return _request(given, criterion, good, bad, "cause", _source_hash(given.subject)), trials
+    return _request(given, criterion, BisectedSides(good, bad, _source_hash(given.subject)), "cause"), trials
 
 
 def _source_hash(reference: str) -> str:
@@ -175,7 +175,7 @@ def _by_processes(
     arguments = _trace_arguments(given, criterion, program)
     sides = None if given.by == "passes" and good in ONOFF and bad in ONOFF else sides_of(given, good, bad)
     code = _source_hash(given.subject) if program and same_file else ""
-    request = _request(given, criterion, good or "nothing", bad or "nothing", find, code, "good")
+    request = _request(given, criterion, BisectedSides(good or "nothing", bad or "nothing", code), find, "good")
     if same_file and given.test_command is None:
         if not program:
             how = _measuring(given, criterion, request.against, progress, cache, line)
@@ -279,8 +279,17 @@ def _both(given: Given) -> tuple[str, str]:
     return given.good, given.bad
 
 
+@dataclass(frozen=True)
+class BisectedSides:
+    """What is compared, by name, and what identifies the code of both."""
+
+    good: str
+    bad: str
+    code: str
+
+
 def _request(
-    given: Given, criterion: "Criterion", good: str, bad: str, find: Find, code: str, usual: str = "fp64"
+    given: Given, criterion: "Criterion", sides: BisectedSides, find: Find, usual: str = "fp64"
 ) -> BisectionRequest:
     bits = criterion.name == "differing"
     from_fp64 = criterion.name == "verdict" or criterion.times
@@ -292,13 +301,13 @@ def _request(
     return BisectionRequest(
         given.subject,
         given.by,
-        good,
-        bad,
+        sides.good,
+        sides.bad,
         criterion,
         against,
         given.find or find,
         given.how,
-        code,
+        sides.code,
         given.most,
         given.force,
         given.jobs,

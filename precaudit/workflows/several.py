@@ -51,16 +51,23 @@ class PolicyTrace:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class PolicySubjects:
+    """Policies, and how a subject is loaded under one: when its turn comes."""
+
+    policies: Sequence[Policy]
+    load: "Callable[[Policy], Subject]"
+
+
 def trace_policies(
-    load: "Callable[[Policy], Subject]",
-    policies: Sequence[Policy],
+    subjects: PolicySubjects,
     output: Path,
     prompts: Any = None,
     select: "Selection | None" = None,
     options: "TraceOptions | None" = None,
     progress: Progress | None = None,
 ) -> list[PolicyTrace]:
-    """Trace ``load(policy)`` for every policy into ``output/POLICY``; the later ones are fed the first one's tokens.
+    """Trace the subject of every policy into ``output/POLICY``; the later ones are fed the first one's tokens.
 
     A policy that cannot run is told with its reason and kept as a row of ``compare``; the others run. Raises UserError
     where none can, and, before anything is written, where two policies have one name or a folder is in use.
@@ -68,6 +75,7 @@ def trace_policies(
     from precaudit.recording.tracing.trace import TraceOptions, trace
 
     options, progress = options or TraceOptions(), progress or Progress()
+    policies = subjects.policies
     folders = folders_of(policies, output)
     if options.resume and not output.is_dir():
         raise UserError(f"{output}: no runs here to go on with; leave out --resume")
@@ -81,7 +89,7 @@ def trace_policies(
         try:
             with enough_memory():
                 here = _resume_options(replace(options, tokens_from=given), folder)
-                run = trace(load(policy), folder, prompts, select, here, part)
+                run = trace(subjects.load(policy), folder, prompts, select, here, part)
         except UserError as error:
             progress.say(f"{policy.name} cannot run: {error}")
             found.append(PolicyTrace(policy.name, folder, None, str(error)))

@@ -15,7 +15,7 @@ from precaudit.reports.sweep import SweepRow, front
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import Number, Record, json_number, value
 from precaudit.schema.records.lines import decode_lines, write_lines
-from precaudit.workflows.several import compare_policies, trace_policies
+from precaudit.workflows.several import PolicySubjects, compare_policies, trace_policies
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.timing import How, Spread, Timing
@@ -57,9 +57,8 @@ def sweep(load: Load, asked: Sweep, folder: Path, progress: Progress | None = No
     """
     progress = progress or Progress()
     _check(asked)
-    traced = trace_policies(
-        lambda p: load(p, ""), asked.policies, folder, asked.prompts, asked.select, asked.traced, progress
-    )
+    subjects = PolicySubjects(asked.policies, lambda p: load(p, ""))
+    traced = trace_policies(subjects, folder, asked.prompts, asked.select, asked.traced, progress)
     errors, _ = compare_policies(folder, asked.compared, progress.advance)
     by_name = {row.policy: row for row in errors}
     ran = [(p, t) for p, t in zip(asked.policies, traced, strict=True) if t.run is not None]
@@ -147,7 +146,8 @@ def _predict(load: Load, asked: Sweep, prompt: str, folder: Path, progress: Prog
     into = folder / f"tpu-{str(asked.tpu).replace(':', '-')}"
     select = replace(asked.select, prompts=(prompt,))
     with enough_memory():
-        trace_policies(lambda p: load(p, device), asked.policies, into, asked.prompts, select, asked.traced, progress)
+        subjects = PolicySubjects(asked.policies, lambda p: load(p, device))
+        trace_policies(subjects, into, asked.prompts, select, asked.traced, progress)
         rows, _ = compare_policies(into, asked.compared, progress.advance)
     return {row.policy: row for row in rows}
 

@@ -144,7 +144,8 @@ def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
 
 
 def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> Any:
-    from precaudit.recording.programs.planning import longest_scan
+    from precaudit.recording.programs.planning import ProgramSelection, longest_scan
+    from precaudit.recording.programs.tracing import ProgramTraceOptions
     from precaudit.recording.programs.tracing import trace_program as traced
     from precaudit.schema.selection import names_in, parse_layers
 
@@ -165,10 +166,9 @@ def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> 
     if isinstance(layers, str | int):
         layers = parse_layers(str(layers), longest_scan(subject, taps))
     asked = None if asked is None or "all" in asked else asked
-    how = {"positions": None if at is None else ",".join(map(str, at)), "phases": phases, "layers": layers}
+    select = ProgramSelection(layers, asked, phases, None if at is None else ",".join(map(str, at)), taps)
     with progress_of(keywords.pop("progress", None)) as progress:
-        how |= {"taps": taps, "asked": asked, "tell": progress.advance}
-        return traced(subject, output, **how, **keywords)
+        return traced(subject, output, select, ProgramTraceOptions(**keywords), progress.advance)
 
 
 @overload

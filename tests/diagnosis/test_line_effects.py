@@ -15,7 +15,7 @@ from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.raised import rounding_lines
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.tracing.predicting import target_of
 from precaudit.references.comparison.programs import compare_program, traced_entries
 from precaudit.reports.program_diagnosis import growth_sentences, program_diagnosis_report
@@ -154,7 +154,7 @@ def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tm
     assert made == []
     monkeypatch.undo()
     assert diagnose_program(opened, program, objective="kl").effects.shares[0].objective == "kl"
-    trace_program(program, opened.folder, force=True)  # nothing of ours stands in the way
+    trace_program(program, opened.folder, options=ProgramTraceOptions(force=True))  # nothing of ours stands in the way
 
 
 def test_what_cannot_be_told_is_said(tmp_path, capsys):
@@ -379,7 +379,7 @@ def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
         return jnp.tanh(y) + jnp.dot(x, params, precision="highest")
 
     program = Program(call, w, {"a": (x,)}, outputs="y")
-    opened = trace_program(program, tmp_path / "run", target=target_of("tpu-emulated:v5e"))
+    opened = trace_program(program, tmp_path / "run", options=ProgramTraceOptions(target=target_of("tpu-emulated:v5e")))
     compare_program(opened, program)
     found = diagnose_program(opened, program, objective="margin").effects
     narrow = jnp.tanh(x.astype(jnp.bfloat16).astype(jnp.float32) @ w.astype(jnp.bfloat16).astype(jnp.float32))

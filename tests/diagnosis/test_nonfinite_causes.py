@@ -11,7 +11,7 @@ from jax import lax
 
 from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose_program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline
 from tests.helpers.selected import few
@@ -79,7 +79,7 @@ CASES = {
 
 def judged(folder, call):
     program = Program(call=call, params=W, cases={"a": (X,)})
-    run = trace_program(program, folder / "run", force=True)
+    run = trace_program(program, folder / "run", options=ProgramTraceOptions(force=True))
     return gate(compare_program(run, program)), diagnose_program(run, program)
 
 

@@ -10,7 +10,7 @@ from precaudit import gate
 from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.judging.judgement import Judgement
 from precaudit.recording.programs.loading import load_program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.names_map import names_of
 from precaudit.schema.records.errors import ErrorRecord
@@ -41,7 +41,7 @@ def audited(folder: Path, name: str, mapped: bool = False) -> Audited:
     """Trace, compare, gate and diagnose a case into a folder; cases mix formats as users' code does."""
     with jax.numpy_dtype_promotion("standard"):
         subject = program(name)
-        run = trace_program(subject, folder / "run", f"{CASES}/{name}", force=True)
+        run = trace_program(subject, folder / "run", options=ProgramTraceOptions(f"{CASES}/{name}", force=True))
         names = names_of(MAP if mapped else None, None, None)
         found = compare_program(run, subject, names)
         case = Audited(tuple(found), gate(found), diagnose_program(run, subject))

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Program, gate
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import plant, reap
-from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
@@ -89,7 +89,7 @@ def planted():
 def layers(folder):
     """Return what is said of some layers of it."""
     try:
-        trace_program(drawn(), folder / "some", layers=(0,))
+        trace_program(drawn(), folder / "some", ProgramSelection(layers=(0,)))
     except UserError as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from precaudit.judging.gate import gate, judge_look
 from precaudit.judging.looks import look_at
 from precaudit.judging.programs import missing_program_records
 from precaudit.recording.programs.loading import load_program
-from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import open_program_run, write_manifest
@@ -110,18 +110,18 @@ def test_a_missing_record_of_a_later_entry_point_is_told(compared):
 
 def test_some_phases_are_recorded(tmp_path):
     made = program()
-    opened = trace_program(made, tmp_path / "run", phases=["decode"])
+    opened = trace_program(made, tmp_path / "run", ProgramSelection(phases=["decode"]))
     assert [one.record.entry for one in opened.entries] == ["decode"]
     assert "prefill was run and not recorded" in opened.record.warnings
     assert compare_program(opened, made)
     assert gate(opened.folder).exit_code == 0
-    last = trace_program(made, tmp_path / "last", phases=["decode"], positions="last:1")
+    last = trace_program(made, tmp_path / "last", ProgramSelection(phases=["decode"], positions="last:1"))
     assert (last.record.calls, last.record.began) == (1, 2)
     assert gate(compare_program(last, made).opened).exit_code == 0
 
 
 def test_points_of_one_entry_point_leave_the_other_out(tmp_path):
-    opened = trace_program(program(), tmp_path / "run", asked=["h"])
+    opened = trace_program(program(), tmp_path / "run", ProgramSelection(points=["h"]))
     assert [one.record.entry for one in opened.entries] == ["prefill"]
     assert {p.name for p in points(program(), entry="decode")} == {"s"}
 
@@ -173,11 +173,17 @@ def test_while_loops_in_a_later_entry_point(tmp_path):
             "begin of decode raised TypeError",
         ),
         (
-            lambda folder: trace_program(program(), folder, phases=["decod"]),
+            lambda folder: trace_program(program(), folder, ProgramSelection(phases=["decod"])),
             "entry point of the program is named 'decod'",
         ),
-        (lambda folder: trace_program(program(), folder, positions="0"), "--phases prefill or decode"),
-        (lambda folder: trace_program(program(), folder, asked=["nope"]), "no point of the program is named 'nope'"),
+        (
+            lambda folder: trace_program(program(), folder, ProgramSelection(positions="0")),
+            "--phases prefill or decode",
+        ),
+        (
+            lambda folder: trace_program(program(), folder, ProgramSelection(points=["nope"])),
+            "no point of the program is named 'nope'",
+        ),
         (lambda _: Program(first, W, CASES, then={"a b": Entry(then, lambda _i, out: out)}), "'a b' is no name"),
         (lambda _: Program(first, W, CASES, then={"decode": then}), "then holds entry points"),
         (lambda _: program(advance=None), "steps need advance"),

@@ -15,6 +15,7 @@ from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.judging.programs import layers_of
 from precaudit.recording.programs.loading import load_program
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
@@ -30,7 +31,10 @@ def runs(tmp_path_factory):
     """The example's first two calls: all layers, and layers 0 and 2, compared."""
     program = replace(load_program(OWN), steps=1, cases={"a": load_program(OWN).cases["a"]})
     folder = tmp_path_factory.mktemp("layers")
-    whole, some = trace_program(program, folder / "whole"), trace_program(program, folder / "some", layers=(2, 0))
+    whole, some = (
+        trace_program(program, folder / "whole"),
+        trace_program(program, folder / "some", ProgramSelection(layers=(2, 0))),
+    )
     return program, (whole, compare_program(whole, program)), (some, compare_program(some, program))
 
 
@@ -88,7 +92,7 @@ def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs)
 
 def test_a_fault_in_a_layer_that_was_chosen_is_flagged_there(tmp_path):
     """There and at its two readers: the next layer's ``act``, and the sum that ends outer step 3 (layers 6 and 7)."""
-    opened = trace_program(nested(), tmp_path / "run", layers=(1, 3))
+    opened = trace_program(nested(), tmp_path / "run", ProgramSelection(layers=(1, 3)))
     name = file_name(opened.record, "a", 0, "taps")
     tensors = load_file(opened.folder / name)
     tensors["mixed"][1, 0] = (tensors["mixed"][1, 0].astype(np.float32) * 1.02).astype(tensors["mixed"].dtype)
@@ -117,7 +121,7 @@ def test_what_needs_every_layer_says_so(runs):
 
 def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
     program = nested()
-    opened = trace_program(program, tmp_path / "run", layers=(1, 3))
+    opened = trace_program(program, tmp_path / "run", ProgramSelection(layers=(1, 3)))
     errors = compare_program(opened, program)
     assert {e.layer for e in errors if e.point == "mixed"} == {2, 3, 6, 7}
     states = sorted(p.name.rpartition(".")[2] for p in opened.record.points if "." in p.name)
@@ -128,7 +132,7 @@ def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
 @pytest.mark.slow  # 7 s
 def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
     program = load_program(f"{EXAMPLES / 'tapped_decoder.py'}:program")
-    opened = trace_program(program, tmp_path / "run", layers=(1,))
+    opened = trace_program(program, tmp_path / "run", ProgramSelection(layers=(1,)))
     errors = compare_program(opened, program)
     assert {e.layer for e in errors if e.point in ("stream", "attended")} == {1}
     assert {p.name.partition(".")[2] for p in opened.record.points} == {"", "in", "out", "end"}
@@ -139,7 +143,7 @@ def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
 def test_a_program_without_loops_has_no_layers_to_choose(tmp_path):
     program = Program(lambda w, x: x @ w, jnp.eye(4), {"a": (jnp.ones((2, 4)),)})
     with pytest.raises(UserError, match="scans over nothing"):
-        trace_program(program, tmp_path / "run", layers=(0,))
+        trace_program(program, tmp_path / "run", ProgramSelection(layers=(0,)))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from precaudit.models.numpy_decoder.operators import ACTIVATIONS, AttentionRule,
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import rounder, widen
 from precaudit.recording.programs.own import decode_of, prefill_call, served_of
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import judged_places
@@ -134,7 +135,7 @@ def test_entry_points_of_ours_see_what_the_models_run_does(tmp_path):
     ids = run.prompts["p0"].tokens
     expected = precaudit.compare(run, accum=()).prefill_decode
     program = served_of(subject, {"p0": ids}, 2)
-    opened = trace_program(program, tmp_path / "program", asked=["q", "logits"])
+    opened = trace_program(program, tmp_path / "program", ProgramSelection(points=["q", "logits"]))
     found = compare_program(opened, program).prefill_decode
     assert len(found) == len(expected) == 1 + 3
     for a, b in zip(found, expected, strict=True):

@@ -11,7 +11,7 @@ from precaudit.checks.kernels import grpo
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.tracing.predicting import PredictedProgram
 from tests.helpers.tpus import needs_libtpu
 
@@ -80,6 +80,10 @@ def test_another_custom_call_ends_the_prediction_with_its_name():
 
 @needs_libtpu
 def test_a_run_of_a_program_with_a_kernel_says_so(tmp_path):
-    run = trace_program(Program(call=exponential, params=X, cases={"a": (W,)}), tmp_path / "run", target=V5E)
+    run = trace_program(
+        Program(call=exponential, params=X, cases={"a": (W,)}),
+        tmp_path / "run",
+        options=ProgramTraceOptions(target=V5E),
+    )
     (told,) = run.record.neutrality
     assert len(told.predicted.kernels) == 1

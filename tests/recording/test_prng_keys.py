@@ -13,7 +13,8 @@ from precaudit.checks.gradients.check import gradcheck
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import parse_target
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.planning import ProgramSelection
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.tracing.predicting import EmulatedTarget
 from precaudit.references.comparison.programs import compare_program
 from tests.helpers.selected import few
@@ -124,7 +125,7 @@ def test_a_run_of_another_key_is_not_this_program_s(tmp_path):
 
 def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
     program = PROGRAMS["carried"]
-    errors = compare_program(trace_program(program, tmp_path / "run", layers=[1]), program)
+    errors = compare_program(trace_program(program, tmp_path / "run", ProgramSelection(layers=[1])), program)
     assert gate(errors).exit_code == 0
     assert {e.layer for e in errors if e.kind == "local"} == {1}
 
@@ -132,7 +133,9 @@ def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
 def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     at = parse_target("v5e", "--device")
     program = PROGRAMS["calls"]
-    opened = trace_program(program, tmp_path / "run", target=EmulatedTarget(at.generation, at.topology))
+    opened = trace_program(
+        program, tmp_path / "run", options=ProgramTraceOptions(target=EmulatedTarget(at.generation, at.topology))
+    )
     assert gate(compare_program(opened, program)).exit_code == 0
 
 

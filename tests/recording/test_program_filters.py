@@ -13,6 +13,7 @@ import precaudit
 from precaudit import Program
 from precaudit.cli import run as command
 from precaudit.errors import UserError
+from precaudit.interpreters.jaxpr.tag import TapChoice
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.preparing import prepare_program, support_of
 from precaudit.recording.runs.programs import open_program_run
@@ -122,7 +123,7 @@ def test_support_is_what_a_point_reads_and_what_narrow_values_are_made_of():
 
     for dtype, expected in ((jnp.bfloat16, {"a", "b"}), (jnp.float32, {"b"})):
         program = Program(call, jnp.ones((4, 4), dtype), {"x": (jnp.ones((2, 4), dtype),)})
-        assert support_of(program, prepare_program(program, taps="own"), ["c"]) == expected
+        assert support_of(program, prepare_program(program, TapChoice("own")), ["c"]) == expected
 
 
 def test_own_taps_that_were_not_asked_for_are_left_out(tmp_path):

@@ -9,8 +9,9 @@ import pytest
 import precaudit
 from precaudit import Entry, Program
 from precaudit.errors import UserError
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.resuming import cut_off
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import open_program_run
 
 DRAW = np.random.default_rng(2)
@@ -41,7 +42,7 @@ def test_it_goes_on_with_the_cases_that_it_lacks(cut, tmp_path):
     with pytest.raises(UserError, match="cut off"):
         open_program_run(cut)
     told = []
-    opened = trace_program(program(), cut, resume=True, tell=lambda *x: told.append(x[2]))
+    opened = trace_program(program(), cut, options=ProgramTraceOptions(resume=True), tell=lambda *x: told.append(x[2]))
     assert {what[0] for what in told} == {"b", "c"}
     whole = trace_program(program(), tmp_path / "whole")
     assert opened.record.hashes == whole.record.hashes
@@ -54,7 +55,7 @@ def test_it_goes_on_with_the_cases_that_it_lacks(cut, tmp_path):
 def test_what_was_altered_is_run_again(cut, tmp_path):
     (cut / "tensors" / "0.1.taps.safetensors").write_bytes(b"other")
     told = []
-    opened = trace_program(program(), cut, resume=True, tell=lambda *x: told.append(x[2]))
+    opened = trace_program(program(), cut, options=ProgramTraceOptions(resume=True), tell=lambda *x: told.append(x[2]))
     assert {what[0] for what in told} == {"a", "b", "c"}
     assert opened.record.hashes == trace_program(program(), tmp_path / "whole").record.hashes
 
@@ -65,14 +66,14 @@ def test_what_was_altered_is_run_again(cut, tmp_path):
         ({"call": lambda w, x: (2 * x @ w,)}, {}, "the program's operations"),
         ({"params": 2 * W}, {}, "the parameters"),
         ({"policy": "bf16"}, {}, "the policy"),
-        ({}, {"taps": "automatic"}, "--taps"),
-        ({}, {"phases": ["prefill"]}, "the entry points"),
-        ({}, {"strict": True}, "--strict"),
+        ({}, {"select": ProgramSelection(taps="automatic")}, "--taps"),
+        ({}, {"select": ProgramSelection(phases=["prefill"])}, "the entry points"),
+        ({}, {"options": ProgramTraceOptions(strict=True, resume=True)}, "--strict"),
     ],
 )
 def test_what_asks_for_another_run_is_refused(other, how, says, cut):
     with pytest.raises(UserError, match=f"cannot go on, since it differs in .*{says}"):
-        trace_program(replace(program(), **other), cut, resume=True, **how)
+        trace_program(replace(program(), **other), cut, **{"options": ProgramTraceOptions(resume=True), **how})
     assert cut_off(cut) == (1, 3)
 
 

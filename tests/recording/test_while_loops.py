@@ -20,7 +20,7 @@ from precaudit.interpreters.jaxpr.bounded import bound_loops
 from precaudit.judging.rules import judge
 from precaudit.progress import silent
 from precaudit.recording.programs.loading import load_program
-from precaudit.recording.programs.planning import points
+from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
@@ -115,7 +115,7 @@ def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
     errors = compare_program(trace_program(program, tmp_path / "run"), program)
     assert all(0 < float(e.rel_l2) < 2.0**-6 for e in errors if e.kind == "forward" and e.point != "x.in")
     assert gate(tmp_path / "run").exit_code == 0
-    some = trace_program(program, tmp_path / "some", layers=(1, 3))
+    some = trace_program(program, tmp_path / "some", ProgramSelection(layers=(1, 3)))
     assert {e.layer for e in compare_program(some, program)} == {1, 3, None}
     assert gate(tmp_path / "some").exit_code == 0
     assert some.tensors("a", 0, "taps")["sampled.in"].shape == (2, 8)

@@ -19,7 +19,8 @@ from precaudit.diagnosis.programs import diagnose_program
 from precaudit.diagnosis.sameness.observed import order_in_call
 from precaudit.judging.gate import gate
 from precaudit.judging.programs import notes
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.planning import ProgramSelection
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run, write_manifest
 from precaudit.references.comparison.entry_views import Row, pairs_of_rows
@@ -152,7 +153,7 @@ def test_rows_of_a_batch_are_told_apart(tmp_path):
 def test_what_nothing_sees_twice_is_said(tmp_path):
     for how in ({"again": False}, {"tokens": None}):
         program = served(**how)
-        opened = trace_program(program, tmp_path / "run", force=True)
+        opened = trace_program(program, tmp_path / "run", options=ProgramTraceOptions(force=True))
         assert not compare_program(opened, program).prefill_decode
         assert any("two entry points share no position" in note for note in notes(opened))
 
@@ -227,7 +228,7 @@ def test_a_position_that_decode_skips_is_seen(tmp_path):
 
     for position, code in ((LENGTH, 0), (LENGTH - 1, 1), (LENGTH + 1, 1)):
         program = served_from(position)
-        opened = trace_program(program, tmp_path / "run", force=True)
+        opened = trace_program(program, tmp_path / "run", options=ProgramTraceOptions(force=True))
         (pair,) = (p for p in compare_program(opened, program).prefill_decode if p.view == "decode")
         assert (pair.against, pair.position) == ("rescore", LENGTH)
         assert (gate(opened.folder).exit_code, diagnose_program(opened, program).exit_code) == (code, code)
@@ -253,7 +254,7 @@ def test_a_token_that_is_neither_fp64s_nor_a_near_tie_fails(honest, tmp_path):
 
 def test_an_entry_point_after_one_that_was_not_recorded_begins_with_its_recorded_inputs(tmp_path):
     program = served()
-    opened = trace_program(program, tmp_path / "run", phases=["prefill", "rescore"])
+    opened = trace_program(program, tmp_path / "run", ProgramSelection(phases=["prefill", "rescore"]))
     assert [one.record.entry for one in opened.entries] == ["prefill", "rescore"]
     compare_program(opened, program)
     assert gate(opened.folder).exit_code == 0

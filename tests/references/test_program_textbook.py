@@ -22,7 +22,7 @@ from precaudit.errors import UserError
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.preparing import prepare_program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import open_program_run
 from precaudit.references.announced import announced_errors
@@ -134,7 +134,11 @@ def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
 def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     """The whole way: records, verdicts that inherit, one finding, exit codes."""
     program = written(tmp_path / "code", "10000.0 **", "500000.0 **")
-    opened = trace_program(program, tmp_path / "run", reference=f"{next((tmp_path / 'code').iterdir())}:program")
+    opened = trace_program(
+        program,
+        tmp_path / "run",
+        options=ProgramTraceOptions(reference=f"{next((tmp_path / 'code').iterdir())}:program"),
+    )
     compare_program(opened, program, Names(MAP, CONFIG))
     judged = gate(opened.folder)
     assert judged.exit_code == 1

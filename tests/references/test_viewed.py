@@ -16,6 +16,7 @@ from precaudit.judging.rules import judge
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import attend, cache_read
 from precaudit.recording.programs.own import decode_of, prefill_call
+from precaudit.recording.programs.tracing import ProgramTraceOptions
 from precaudit.recording.programs.tracing import trace_program as trace_program
 from precaudit.recording.runs.programs import open_program_run, write_manifest
 from precaudit.recording.runs.recorded import Recorded
@@ -214,7 +215,7 @@ def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
     honest = prefill_call(of, {"a": IDS})
     for weights, causes in ((str(MODEL), {"weights of layer 1", "weights of layer 0"}), (None, set())):
         program = replace(honest, weights=weights)
-        opened = trace_program(program, tmp_path / "run", force=True)
+        opened = trace_program(program, tmp_path / "run", options=ProgramTraceOptions(force=True))
         compare_program(opened, program, names(tmp_path))
         assert {f.cause for f in diagnose_program(opened, program).findings} == causes
 

@@ -15,6 +15,7 @@ from precaudit.checks.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severi
 from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
+from precaudit.interpreters.jaxpr.tag import TapChoice
 from precaudit.interpreters.tpu import units
 from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.target import (
@@ -122,7 +123,7 @@ def lint_program(
     view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
     if run is None:
         return apply_rules([view])
-    made = prepare_program(program, run.renamed or None, loops=(), taps=run.taps)
+    made = prepare_program(program, TapChoice(run.taps, run.renamed or None), loops=())
     return apply_rules(with_recorded_extents([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
 
 

@@ -21,7 +21,7 @@ from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.progress import Advance
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.program import OUTPUT_LOGITS
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.comparison.programs import traced_entries
 from precaudit.references.traced.forward import effort
@@ -73,7 +73,8 @@ class LineTrials:
 def line_trials(reference: str, folder: Path, criterion: Criterion, tell: Advance) -> LineTrials:
     """Record a program and compile it for its lines to be tried; raises UserError where that is not possible."""
     program = load_program(reference)
-    opened: Opened = trace_program(program, folder, reference, True, f"precaudit bisect {reference}", tell)
+    options = ProgramTraceOptions(reference, force=True, command=f"precaudit bisect {reference}")
+    opened: Opened = trace_program(program, folder, options=options, tell=tell)
     names = [p.name for p in opened.record.outputs]
     if not names:
         raise UserError(UNNAMED)

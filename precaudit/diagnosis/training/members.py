@@ -17,8 +17,9 @@ from precaudit.interpreters.jaxpr.keys import key_bits
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.loading import load_program, program_of
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import Opened, open_program_run, write_tensors
 from precaudit.references.comparison.programs import traced_entries
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, recorded_calls
@@ -61,7 +62,8 @@ def record_steps(reference: str, folder: Path, steps: int, like: Path | None, po
         raise UserError(f"{reference}: a training has one entry point; leave out then")
     if like is not None:
         program = program.altered(cases=_same_beginning(program, open_program_run(like)))
-    return trace_program(program, folder, reference, True, "precaudit bisect --steps", asked=points)
+    options = ProgramTraceOptions(reference, force=True, command="precaudit bisect --steps")
+    return trace_program(program, folder, ProgramSelection(points=points), options)
 
 
 def _same_beginning(program: Program, opened: Opened) -> dict[str, tuple[Any, ...]]:

@@ -5,7 +5,7 @@ What is tapped: ``plan.py``. ``reap``, ``plant``, ``shadow`` and ``emulated`` ta
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -74,25 +74,34 @@ def _in(only: Collection[str], name: str) -> bool:
     return name in only or name.startswith(STATE)
 
 
-def tag_program(
-    function: Callable[..., Any],
-    params: Any,
-    *inputs: Any,
-    renamed: Mapping[str, str] | None = None,
-    carried: bool = False,
-    iterations: Mapping[str, int] | None = None,
-    taps: Which | None = None,
-    only: Collection[str] | None = None,
-) -> Tagged:
+@dataclass(frozen=True)
+class TapChoice:
+    """Which taps a program gets.
+
+    ``taps``: of both, what the program taps itself has no automatic tap; None: its own where it has any, else automatic
+    ones. ``renamed``: other names of automatic taps, by the new one (None: the program's). ``only``: names of the taps
+    that are left, beside states. ``carried``: tap the states of outermost loops, too. ``iterations``: how many steps
+    each while loop that holds taps has room for, by its name (1).
+    """
+
+    taps: Which | None = None
+    renamed: Mapping[str, str] | None = None
+    only: Collection[str] | None = None
+    carried: bool = False
+    iterations: Mapping[str, int] = field(default_factory=dict)
+
+
+ANY_TAPS = TapChoice()
+
+
+def tag_program(function: Callable[..., Any], params: Any, *inputs: Any, choice: TapChoice = ANY_TAPS) -> Tagged:
     """Return ``function(params, *inputs)`` with taps: its own, automatic ones, or both.
 
-    Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names
-    of automatic taps, by the new one; ``carried``: tap the states of outermost loops, too. ``iterations``: how many
-    steps each while loop that holds taps has room for, by its name (1). ``taps``: of both, what the program taps itself
-    has no automatic tap; None: its own where it has any, else automatic ones. ``only``: names of the taps
-    that are left, beside states. Raises UserError for a name that none has, or that is taken, for a tap that cannot be
-    reached, and where the program's own are asked for and it has none.
+    Parameters are arguments that are recorded nowhere: what is made of them alone is no point. Raises UserError for a
+    name that none has, or that is taken, for a tap that cannot be reached, and where the program's own are asked for
+    and it has none.
     """
+    taps, only, carried = choice.taps, choice.only, choice.carried
     if taps is not None and taps not in get_args(Which):
         raise UserError(f"taps = {taps!r}{nearest(str(taps), get_args(Which))}")
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
@@ -115,8 +124,8 @@ def tag_program(
     if taps != "own":
         plan.results(jaxpr.jaxpr)
         plan.counts()
-    if renamed:
-        plan.names = _rename_tags(plan.names, renamed, own.equations)
+    if choice.renamed:
+        plan.names = _rename_tags(plan.names, choice.renamed, own.equations)
     names = {v: tag.name for v, tag in plan.names.items() if only is None or _in(only, tag.name)}
     kept = () if taps == "automatic" else only
     automatic = Evaluated(names)
@@ -126,7 +135,7 @@ def tag_program(
 
     loops = tapped_loops(jaxpr.jaxpr, has_taps)
     known = plan.own_tags(own.equations) | {tag.name: tag for tag in plan.names.values()}
-    steps = {loop.name: (iterations or {}).get(loop.name, 1) for loop in loops.values()}
+    steps = {loop.name: choice.iterations.get(loop.name, 1) for loop in loops.values()}
     run = Evaluated(
         names,
         {i: partial(bounded_while, length=steps[loop.name], name=loop.name) for i, loop in loops.items()},

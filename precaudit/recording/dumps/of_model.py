@@ -16,7 +16,7 @@ from precaudit.recording.dumps.runs import DumpTensor, Imported
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.positions import pack_positions
 from precaudit.recording.runs.reader import Run, open_run
-from precaudit.recording.runs.step_rows import step_records
+from precaudit.recording.runs.step_rows import LogitsCall, step_records
 from precaudit.recording.runs.writer import statistics
 from precaudit.schema.coverage import has_inputs, point_format
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present, shape_of
@@ -279,7 +279,7 @@ def _steps(held: JudgedDump) -> Iterator[StepRecord]:
                 rows = held.positions(place)
                 logits = held.dump.tensor(held.places[place]).astype(np.float64)
                 fed = [tokens[i] if i < len(tokens) else 0 for i in rows]
-                yield from step_records(case, phase, step, n - 1, rows, fed, logits)
+                yield from step_records(LogitsCall(case, phase, step, n - 1), rows, fed, logits)
                 continue
             at = n - 1 + step
             yield StepRecord(

@@ -10,7 +10,7 @@ import jax
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.keys import key_bits
 from precaudit.interpreters.jaxpr.sites import STATE, TAKEN
-from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.interpreters.jaxpr.tag import Tagged, TapChoice
 from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.entries import entries_of
 from precaudit.recording.programs.preparing import (
@@ -59,7 +59,8 @@ def tagged_as(opened: Opened, program: Program) -> Tagged:
     """Return an entry point with the taps that it was recorded with; raises UserError where it is another."""
     record = opened.record
     recorded = None if record.asked is None else {*record.asked, *(p.name.partition("#")[0] for p in record.points)}
-    made = prepare_program(program, record.renamed, record.layers, record.loops, taps=record.taps, only=recorded)
+    choice = TapChoice(record.taps, record.renamed, recorded)
+    made = prepare_program(program, choice, record.layers, record.loops)
     check_agreement(opened, program, made)
     return made
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.keys import key_bits
-from precaudit.interpreters.jaxpr.tag import Tagged, Which
+from precaudit.interpreters.jaxpr.tag import Tagged, TapChoice, Which
 from precaudit.interpreters.tpu.target import Target
 from precaudit.recording.programs.entries import entries_of, with_values
 from precaudit.recording.programs.preparing import (
@@ -28,6 +28,27 @@ from precaudit.schema.selection import parse_positions
 
 
 @dataclass(frozen=True)
+class ProgramSelection:
+    """What of a program is recorded.
+
+    ``layers``: the steps of the program's outermost scans (None: all), with the states that they begin and end with.
+    ``points``: names of those that are judged (None: all); what these are judged by is recorded as their support.
+    ``phases``: entry points (None: all); those before are run alone. ``positions``: which calls of one entry point
+    (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came before.
+    ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as of ``TapChoice``).
+    """
+
+    layers: Sequence[int] | None = None
+    points: Collection[str] | None = None
+    phases: Collection[str] | None = None
+    positions: str | None = None
+    taps: Which | None = None
+
+
+WHOLE_PROGRAM = ProgramSelection()
+
+
+@dataclass(frozen=True)
 class Planned:
     """An entry point that is run: as a program with its taps, and which of its calls are recorded; none of ``made``."""
 
@@ -39,41 +60,28 @@ class Planned:
 
 def longest_scan(program: Program, taps: Which | None = None) -> int:
     """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
-    return max(most_steps(prepare_program(one, loops=(), taps=taps)) for one in entries_of(program))
+    return max(most_steps(prepare_program(one, TapChoice(taps), loops=())) for one in entries_of(program))
 
 
 def points(program: Program, taps: Which | None = None, entry: str | None = None) -> tuple[ProgramPoint, ...]:
     """Return the points of an entry point (None: the first), in its order: its own, automatic ones, or both."""
-    every = _prepare(program if entry else program.altered(then={}), None, None, taps)
+    every = _prepare(program if entry else program.altered(then={}), ProgramSelection(taps=taps), None)
     return next(points_of(made, None) for one, made in every if one.entry == (entry or program.entry))
 
 
-def _prepare(
-    program: Program, layers: Sequence[int] | None, target: Target | None, taps: Which | None
-) -> list[tuple[Program, Tagged]]:
+def _prepare(program: Program, select: ProgramSelection, target: Target | None) -> list[tuple[Program, Tagged]]:
     """Return every entry point, and with its taps."""
-    every = entries_of(program)
-    made = [
-        prepare_program(one, layers=layers, loops=() if i else None, target=target, taps=taps)
-        for i, one in enumerate(every)
-    ]
+    every, choice, layers = entries_of(program), TapChoice(select.taps), select.layers
+    made = [prepare_program(one, choice, layers, () if i else None, target) for i, one in enumerate(every)]
     if any(x.loops for x in made[1:]):  # how long they run is counted on values
         every = with_values(program)
-        made = [prepare_program(one, layers=layers, target=target, taps=taps) for one in every]
+        made = [prepare_program(one, choice, layers, target=target) for one in every]
     return list(zip(every, made, strict=True))
 
 
-def plan(
-    program: Program,
-    layers: Sequence[int] | None,
-    target: Target | None,
-    taps: Which | None,
-    asked: Collection[str] | None,
-    positions: str | None,
-    phases: Collection[str] | None,
-) -> list[Planned]:
+def plan(program: Program, select: ProgramSelection, target: Target | None = None) -> list[Planned]:
     """Return every entry point up to the last that is recorded; raises UserError for what none of them has."""
-    every = _prepare(program, layers, target, taps)
+    every, asked, positions, phases = _prepare(program, select, target), select.points, select.positions, select.phases
     names = [one.entry for one, _ in every]
     if unknown := [name for name in phases or () if name not in names]:
         raise UserError(f"no entry point of the program is named {unknown[0]!r}{nearest(unknown[0], names)}")
@@ -93,7 +101,8 @@ def plan(
             continue
         if here is not None:
             only = {*here, *support_of(one, tags, here)}
-            tags = prepare_program(one, layers=layers, loops=recorded_loops(tags), taps=taps, only=only)
+            choice = TapChoice(select.taps, only=only)
+            tags = prepare_program(one, choice, select.layers, recorded_loops(tags))
         if not tags.sites:
             raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
         found.append(Planned(one, tags, _calls(positions, one.steps + 1), here))

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from precaudit.interpreters.jaxpr.reads import reads
 from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.strict import STRICTLY
 from precaudit.interpreters.jaxpr.sums import float_bits
-from precaudit.interpreters.jaxpr.tag import Tagged, Which, tag_program
+from precaudit.interpreters.jaxpr.tag import ANY_TAPS, Tagged, TapChoice, tag_program
 from precaudit.interpreters.jaxpr.wide import halve_widths
 from precaudit.interpreters.mesh.sums import split_sums
 from precaudit.interpreters.tpu.grammar import parse_module
@@ -35,19 +36,17 @@ RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that 
 
 def prepare_program(
     program: Program,
-    renamed: Mapping[str, str] | None = None,
+    choice: TapChoice = ANY_TAPS,
     layers: Sequence[int] | None = None,
     loops: Sequence[ProgramLoop] | None = None,
     target: Target | None = None,
-    taps: Which | None = None,
-    only: Collection[str] | None = None,
 ) -> Tagged:
     """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
 
-    ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
-    outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
-    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``,
-    ``only``: as ``tag_program``.
+    ``choice``: its names are those that a run was recorded under (None: the program's ``points``). ``layers``: the
+    steps of its outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has
+    of its while loops that hold points; None: every call of every case is run, on ``target``, to count their
+    iterations.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -56,11 +55,12 @@ def prepare_program(
             raise UserError(
                 f"case {name!r} has other shapes or formats than {first[0]!r}: give it a Program of its own"
             )
-    carried = layers is not None
-    made = _tag(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps, only)
+    names = program.points if choice.renamed is None else choice.renamed
+    choice = replace(choice, renamed=names, carried=layers is not None)
+    made = _tag(program, replace(choice, iterations={x.name: x.iterations for x in loops or ()}))
     outputs_of(program)
     if made.loops and loops is None:
-        made = _tag(program, renamed, carried, _count_iterations(program, made, target), taps, only)
+        made = _tag(program, replace(choice, iterations=_count_iterations(program, made, target)))
     if bare := [s.name for s in made.sites if 0 in (*s.stacked, *s.shape)]:
         raise UserError(f"Program: the tap {bare[0]!r} is of an array without elements")
     if layers is not None:
@@ -68,27 +68,9 @@ def prepare_program(
     return made
 
 
-def _tag(
-    program: Program,
-    renamed: Mapping[str, str] | None,
-    carried: bool,
-    iterations: Mapping[str, int],
-    taps: Which | None,
-    only: Collection[str] | None,
-) -> Tagged:
-    names = program.points if renamed is None else renamed
-    inputs = next(iter(program.cases.values()))
+def _tag(program: Program, choice: TapChoice) -> Tagged:
     try:
-        return tag_program(
-            program.call,
-            program.params,
-            *inputs,
-            carried=carried,
-            renamed=names,
-            iterations=iterations,
-            taps=taps,
-            only=only,
-        )
+        return tag_program(program.call, program.params, *next(iter(program.cases.values())), choice=choice)
     except UserError:
         raise
     except Exception as error:

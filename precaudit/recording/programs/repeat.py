@@ -5,9 +5,10 @@ from pathlib import Path
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.agreement import recorded_entries
 from precaudit.recording.programs.loading import program_of
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.resuming import STRICTLY
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.bits import Repeat, compare_bits
 from precaudit.recording.runs.programs import Opened, open_program_run
 from precaudit.schema.policies import announced_policy
@@ -33,19 +34,11 @@ def repeat_program(
     if record.policy is not None:
         found = found.announcing(announced_policy(record.policy))
     positions = None if record.then else f"{record.began}:{record.began + record.calls}"
+    entries = tuple(one.record.entry for one in before.entries)
+    select = ProgramSelection(record.layers, record.asked, entries, positions, record.taps)
+    strict = any(w.startswith(STRICTLY) for w in record.warnings)
+    command = f"precaudit trace --repeat {before.folder}"
     again = trace_program(
-        found,
-        output,
-        record.program,
-        force,
-        f"precaudit trace --repeat {before.folder}",
-        tell,
-        record.layers,
-        None,
-        any(w.startswith(STRICTLY) for w in record.warnings),
-        record.taps,
-        record.asked,
-        positions,
-        tuple(one.record.entry for one in before.entries),
+        found, output, select, ProgramTraceOptions(record.program, force, command, strict=strict), tell
     )
     return compare_bits(before, again)

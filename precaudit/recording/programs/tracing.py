@@ -1,7 +1,7 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,20 +19,14 @@ from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.interpreters.jaxpr.sites import STATE, unique_names
 from precaudit.interpreters.jaxpr.sketches import with_sketches
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
-from precaudit.interpreters.jaxpr.tag import Which, capturing
+from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.interpreters.tpu import units as tpu
 from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.target import Target
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.entries import first_inputs
-from precaudit.recording.programs.planning import Planned, entry_run, plan, size_of
-from precaudit.recording.programs.preparing import (
-    code_hash,
-    error_text,
-    jit_for,
-    next_inputs,
-    partitioned_sums,
-)
+from precaudit.recording.programs.planning import WHOLE_PROGRAM, Planned, ProgramSelection, entry_run, plan, size_of
+from precaudit.recording.programs.preparing import code_hash, error_text, jit_for, next_inputs, partitioned_sums
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
 from precaudit.recording.programs.writing import CallWriter
@@ -59,65 +53,75 @@ from precaudit.schema.records.devices import Way
 from precaudit.schema.records.runs import Prediction
 
 
+@dataclass(frozen=True)
+class ProgramTraceOptions:
+    """How a program is run and recorded; ``reference``: the name by which it is found again.
+
+    ``target``: a TPU that is not here, as which the program is run (None: JAX's device). ``strict``: compiled without
+    excess precision; the run's warnings say what that changes. ``resume``: go on with a run that was cut off; the cases
+    that it holds whole are not run again. ``sketch``: keep no tensors, and of each what the program makes of it
+    (``interpreters/jaxpr/sketches.py``), with so many projections.
+    """
+
+    reference: str = ""
+    force: bool = False
+    command: str = "precaudit.trace(...)"
+    target: Target | None = None
+    strict: bool = False
+    resume: bool = False
+    sketch: int | None = None
+
+
 @enough_memory()
 def trace_program(
-    program: Program, folder: Path | str, reference: str = "", force: bool = False,
-    command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
-    target: Target | None = None, strict: bool = False, taps: Which | None = None,
-    asked: Collection[str] | None = None, positions: str | None = None, phases: Collection[str] | None = None,
-    resume: bool = False, sketch: int | None = None,
-) -> Opened:  # fmt: skip
+    program: Program,
+    folder: Path | str,
+    select: ProgramSelection = WHOLE_PROGRAM,
+    options: ProgramTraceOptions | None = None,
+    tell: Advance = silent,
+) -> Opened:
     """Run every case of a program with taps and record them; return the run opened.
-
-    ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
-    that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
-    ``strict``: compiled without excess precision; the run's warnings say what that changes.
-    ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``). ``asked``: names
-    of the points that are judged (None: all); what these are judged by is recorded as their support. ``phases``: the
-    entry points that are recorded (None: all); those before are run alone. ``positions``: of which calls of one entry
-    point (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came before.
-    ``resume``: go on with a run that was cut off; the cases that it holds whole are not run again. ``sketch``: keep no
-    tensors, and of each what the program makes of it (``interpreters/jaxpr/sketches.py``), with so many projections.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
-    layers = None if layers is None else tuple(sorted(set(layers)))
-    planned = plan(program, layers, target, taps, asked, positions, phases)
+    options = options or ProgramTraceOptions()
+    layers = None if select.layers is None else tuple(sorted(set(select.layers)))
+    planned, target = plan(program, replace(select, layers=layers), options.target), options.target
     kept, folder = [x for x in planned if x.calls], Path(folder)
     writer = CallWriter(folder)
     code = {f"the operations of {x.program.entry}": code_hash(x.made) for x in kept if x.made is not None}
     writer.hosts.agree("what is traced", {"the folder -o": str(folder), **code})
     held = [entry_run(x, layers) for x in kept]
     writer.hosts.agree("the program", {f"the parameters of {x.entry}": x.weights for x in held})
-    size = 0 if sketch is not None else sum(map(size_of, kept, held))
+    size = 0 if options.sketch is not None else sum(map(size_of, kept, held))
     first, *then = held
     if writer.hosts.first:
         check_space(folder, len(program.cases) * size + (1 << 20), "give smaller inputs or fewer steps")
-        if not resume:
-            prepare_folder(folder, force)
+        if not options.resume:
+            prepare_folder(folder, options.force)
     record = ProgramRun(
-        schema=SCHEMA, id=folder.resolve().name, program=reference, taps=taps, cases=tuple(program.cases),
-        layers=layers, asked=None if asked is None else tuple(asked), policy=_announced_policy(program),
+        schema=SCHEMA, id=folder.resolve().name, program=options.reference, taps=select.taps,
+        cases=tuple(program.cases), layers=layers, asked=None if select.points is None else tuple(select.points), policy=_announced_policy(program),
         origin=program.weights, device=str(jax.devices()[0]) if target is None else device_name(target),
-        command=command, flushes=True if target is not None else device_flushes(),
+        command=options.command, flushes=True if target is not None else device_flushes(),
         warnings=(
             *_not_finite(program), *_unrecorded_calls_note(planned),
             *_aside(name for x in kept if x.made for name in x.made.aside),
             *(() if target is None else assumptions(target)),
         ),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
-        processes=devices_of_processes(), sketch=sketch,
+        processes=devices_of_processes(), sketch=options.sketch,
         **{name: getattr(first, name) for name in first.__struct_fields__},
     )  # fmt: skip
-    if resume:
-        record = manifest_to_resume(folder, record, strict)
+    if options.resume:
+        record = manifest_to_resume(folder, record, options.strict)
         writer.hosts.agree("what goes on", {"the cases that are there": ", ".join(n.case for n in record.neutrality)})
     writer.manifest(record)
     writer.begin()
-    done = _record(_Running(program, planned, record, target, strict), writer, tell)
+    done = _record(_Running(program, planned, record, target, options.strict), writer, tell)
     writer.finish(msgspec.structs.replace(done, finished=_now()))
-    return open_program_run(folder, sketch is not None)
+    return open_program_run(folder, options.sketch is not None)
 
 
 @dataclass(frozen=True)

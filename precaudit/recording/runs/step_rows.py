@@ -1,6 +1,7 @@
 """Rows of logits as lines of steps.jsonl."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,9 +13,17 @@ from precaudit.schema.records.runs import StepRecord
 TOP = 10
 
 
-def step_records(
-    prompt: str, phase: str, step: int, first: int, rows: Sequence[int], tokens: Sequence[int], logits: Array
-) -> list[StepRecord]:
+@dataclass(frozen=True)
+class LogitsCall:
+    """A call that makes logits of a prompt; ``first``: the position whose row is step 0."""
+
+    prompt: str
+    phase: str
+    step: int
+    first: int
+
+
+def step_records(call: LogitsCall, rows: Sequence[int], tokens: Sequence[int], logits: Array) -> list[StepRecord]:
     """Return one StepRecord for each logits row [R, V]; in prefill and rescore the step is the position − first."""
     records = []
     for row, token, x in zip(rows, tokens, logits.astype(np.float64), strict=True):
@@ -26,9 +35,9 @@ def step_records(
         gap = top[0] - top[1] if len(top) > 1 else np.inf
         records.append(
             StepRecord(
-                prompt=prompt,
-                phase=phase,
-                step=step if phase == "decode" else row - first,
+                prompt=call.prompt,
+                phase=call.phase,
+                step=call.step if call.phase == "decode" else row - call.first,
                 position=row,
                 token=int(token),
                 top_ids=tuple(int(i) for i in ids),

@@ -12,7 +12,7 @@ from precaudit.interpreters.jaxpr.narrow import NarrowBits
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.arrays import TENSORS, Part, WrittenArray, cell_of
 from precaudit.recording.runs.several import SharedWriter
-from precaudit.recording.runs.step_rows import step_records
+from precaudit.recording.runs.step_rows import LogitsCall, step_records
 from precaudit.recording.runs.writer import SharedTensor
 from precaudit.recording.tracing.recording import CallOutputs, Recording, recorded_index
 from precaudit.schema.coverage import ExpectedTensor
@@ -89,8 +89,11 @@ def record_parts(whole: Recording, writer: SharedWriter) -> None:
             tensors.append(tensor)
             arrays.append(array)
         if whole.steps:
-            start, tokens = len(prompt.tokens) - 1, np.asarray(call.tokens[b]).tolist()
-            writer.steps(step_records(prompt.id, call.phase, call.step, start, call.rows[b], tokens, values))
+            made, tokens = (
+                LogitsCall(prompt.id, call.phase, call.step, len(prompt.tokens) - 1),
+                np.asarray(call.tokens[b]),
+            )
+            writer.steps(step_records(made, call.rows[b], tokens.tolist(), values))
     if tensors:
         writer.write_parts(tensors, arrays)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.row_hashes import row_hashes
-from precaudit.recording.runs.step_rows import step_records
+from precaudit.recording.runs.step_rows import LogitsCall, step_records
 from precaudit.recording.runs.writer import RunWriter, Tensor
 from precaudit.recording.tracing.programs import Capture
 from precaudit.schema.coverage import ExpectedTensor
@@ -67,10 +67,8 @@ def record(whole: Recording, writer: RunWriter) -> None:
                     x = row_hashes(x)
             tensors.append(Tensor(e.layer, e.point, e.axes, e.positions, x, e.support))
         if whole.steps:
-            first = len(prompt.tokens) - 1
-            writer.steps(
-                step_records(prompt.id, call.phase, call.step, first, call.rows[b], tokens[b].tolist(), values)
-            )
+            made = LogitsCall(prompt.id, call.phase, call.step, len(prompt.tokens) - 1)
+            writer.steps(step_records(made, call.rows[b], tokens[b].tolist(), values))
         if tensors:
             writer.tensors(prompt.id, call.phase, call.step, tensors)
 

@@ -18,6 +18,7 @@ from precaudit.recording.tracing.session import Batch
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS
 from precaudit.schema.lengths import row_lengths, telling, view_of
+from precaudit.schema.places import Place
 from precaudit.schema.records.runs import PromptRecord, Requested
 
 HELD = 1 << 30  # bytes of taps held at once: layers are taken in as many passes as that needs
@@ -192,7 +193,7 @@ def _compare(
                     tap = call.taps[name] if layer is None else call.taps[name][layers.index(layer)]
                     read = meant.cache(reference) if name in CACHES.values() else reference
                     pair = _rows(name, tap[i], read, int(call.starts[i]), call.rows[i], call.phase)
-                    found.append(_distance(work.prompts[i].id, call, layer, name, *pair))
+                    found.append(_distance(Place(work.prompts[i].id, call.phase, call.step, layer, name), *pair))
 
     plain = {p for p in points if not POINTS[p].state} | {r for r, c in CACHES.items() if c in points}
     wanted, first = Wanted(plain, set(layers), rows), [len(p.tokens) - 1 for p in work.prompts]
@@ -215,9 +216,7 @@ def _rows(point: str, tap: Array, reference: Array, start: int, rows: Array, pha
     return tap if phase == "decode" else tap[start : start + len(rows)], reference[rows], rows
 
 
-def _distance(
-    prompt: str, call: ShadowedCall, layer: int | None, point: str, x: Array, r: Array, rows: Array
-) -> TapDistance:
+def _distance(place: Place, x: Array, r: Array, rows: Array) -> TapDistance:
     with np.errstate(invalid="ignore", over="ignore"):
         error = (x - r).reshape(len(r), -1)
         off, size = np.linalg.norm(error, axis=1), np.linalg.norm(r.reshape(len(r), -1), axis=1)
@@ -225,11 +224,7 @@ def _distance(
         each = np.where(off == 0, 0.0, off / np.where(size == 0, 1.0, size))
     worst = int(np.argmax(np.where(np.isnan(each), np.inf, each)))
     return TapDistance(
-        prompt,
-        call.phase,
-        call.step,
-        layer,
-        point,
+        *place,
         error.size,
         int((~np.isfinite(error)).sum()),
         whole / base if base else whole,

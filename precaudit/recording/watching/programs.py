@@ -10,7 +10,7 @@ import numpy as np
 
 from precaudit.errors import CannotJudge, UserError
 from precaudit.interpreters.jaxpr.keys import is_key, key_bits
-from precaudit.recording.programs.planning import entry_run, longest_scan, plan, size_of
+from precaudit.recording.programs.planning import ProgramSelection, entry_run, longest_scan, plan, size_of
 from precaudit.recording.programs.preparing import error_text
 from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.runs.programs import Opened
@@ -127,7 +127,7 @@ def size_of_calls(
     """Return the bytes that recording a program's case takes, and of how many calls; filters are as of ``trace``."""
     chosen = None if layers is None else parse_layers(layers, longest_scan(program))
     asked = None if points is None else names_in(points, "point")
-    (one,) = plan(program, chosen, None, "both", asked, positions, None)
+    (one,) = plan(program, ProgramSelection(chosen, asked, positions=positions, taps="both"))
     return size_of(one, entry_run(one, chosen)), len(one.calls)
 
 

@@ -77,7 +77,9 @@ class KnownBeside:
     never: Collection[Class] = ()
 
 
-def replay(o: Operation, model: Model, policy: Policy, known: KnownBeside = KnownBeside(), settled: bool = False) -> Replay:
+def replay(
+    o: Operation, model: Model, policy: Policy, known: KnownBeside = KnownBeside(), settled: bool = False
+) -> Replay:
     """Try every variant of an operation on its recorded inputs.
 
     ``settled``: ``policy`` makes its products as the compiled program says.

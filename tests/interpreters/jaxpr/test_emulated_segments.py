@@ -21,7 +21,7 @@ from precaudit.interpreters.jaxpr.rounding import holds, round_once
 from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.statements import assigned_variable
 from precaudit.interpreters.jaxpr.sums import sums_narrow
-from precaudit.interpreters.jaxpr.tag import tag_program
+from precaudit.interpreters.jaxpr.tag import TapChoice, tag_program
 from precaudit.numbers.arrays import rounder
 from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, restore, segments_at_once, upper
@@ -119,10 +119,13 @@ def test_a_programs_own_taps_are_points_alone_or_beside_others():
     def call(w, x):
         return checkpoint_name(x @ w, "mine") @ w
 
-    made = tag_program(call, jnp.eye(4), jnp.ones((2, 4)), taps="own")
+    made = tag_program(call, jnp.eye(4), jnp.ones((2, 4)), choice=TapChoice("own"))
     assert not made.automatic
     assert [s.name for s in made.sites] == ["mine"]
-    assert [s.name for s in tag_program(call, jnp.eye(4), jnp.ones((2, 4)), taps="both").sites] == ["mine", "call"]
+    assert [s.name for s in tag_program(call, jnp.eye(4), jnp.ones((2, 4)), choice=TapChoice("both")).sites] == [
+        "mine",
+        "call",
+    ]
 
 
 @pytest.mark.parametrize("program", [scanned, unrolled, rematerialised, jax.grad(loss)])

@@ -10,7 +10,7 @@ from precaudit import Program, gate
 from precaudit.cli import run
 from precaudit.interpreters.jaxpr.jax_versions import source, walk_equations
 from precaudit.interpreters.jaxpr.strict import left_out
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.references.comparison.programs import compare_program
 
 RANDOM = np.random.default_rng(0)
@@ -38,7 +38,7 @@ def test_the_line_of_a_rounding_that_xla_leaves_out_is_found():
 def test_a_strict_run_says_what_the_default_leaves_out_and_is_judged_by_itself(tmp_path):
     for function, told in ((shares, "declared roundings are left out"), (stored, "has the same bits")):
         program = Program(function, W, {"a": (X,)})
-        opened = trace_program(program, tmp_path / function.__name__, strict=True)
+        opened = trace_program(program, tmp_path / function.__name__, options=ProgramTraceOptions(strict=True))
         assert told in opened.record.warnings[0]
         compare_program(opened, program)
         found = gate(opened.folder)

@@ -10,6 +10,7 @@ from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.checkpoints.names import parse_map
 from precaudit.models.configs import model_tensors
 from precaudit.recording.programs.own import decode_of, prefill_call
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.tracing.subject import load
 from precaudit.references.alignment.align import align_sides
@@ -58,10 +59,12 @@ def test_every_point_that_a_decoder_shows_is_found_and_none_wrongly(family, phas
     make, length = PHASES[phase]
     subject = load(str(FIXTURES / family), "bf16", device="cpu")
     program = make(subject, {"a": np.asarray(TOKENS[:length])})
-    named = trace_program(program, tmp_path / "own", taps="own")
+    named = trace_program(program, tmp_path / "own", ProgramSelection(taps="own"))
     right = {n.removeprefix("outputs."): x for n, x in exact(named, program).items()}
     right = {n: right[n] for n in present(subject.config.sparse) if n in right}
-    opened = named if taps == "own" else trace_program(program, tmp_path / "automatic", taps="automatic")
+    opened = (
+        named if taps == "own" else trace_program(program, tmp_path / "automatic", ProgramSelection(taps="automatic"))
+    )
     values = exact(opened, program)
     checkpoint = open_checkpoint(str(FIXTURES / family))
     (one,) = run_points(opened, program, checkpoint.config, checkpoint.tensors.read_tensor)
@@ -80,12 +83,12 @@ def test_a_product_before_a_norm_is_no_result_of_the_norm_where_an_activation_is
     """What the norm gives is not shown; the next norm is the textbook's of the program's own values, so it is right."""
     subject = load(str(FIXTURES / "gemma3-gqa"), "bf16", device="cpu")
     program = prefill_call(subject, {"a": np.asarray(TOKENS[:16])})
-    opened = trace_program(program, tmp_path / "run", taps="automatic")
+    opened = trace_program(program, tmp_path / "run", ProgramSelection(taps="automatic"))
     checkpoint = open_checkpoint(str(FIXTURES / "gemma3-gqa"))
     other = msgspec.structs.replace(checkpoint.config, activation="silu")
     (one,) = run_points(opened, program, other, checkpoint.tensors.read_tensor)
     values = exact(opened, program)
-    named = trace_program(program, tmp_path / "own", taps="own")
+    named = trace_program(program, tmp_path / "own", ProgramSelection(taps="own"))
     right = {n.removeprefix("outputs."): x for n, x in exact(named, program).items()}
     wrong = [p.point for p in one.points if not shows(values[p.series.name], right[p.point])]
     assert wrong == []

@@ -13,7 +13,7 @@ from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.sketches import check_projections, grid_of, sketch_array
 from precaudit.numbers.row_hashes import row_hashes
 from precaudit.recording.programs.resuming import whole_cases
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.folders import prepare_folder
 from precaudit.recording.runs.programs import MANIFEST, ProgramRun, open_program_run
 from precaudit.references.comparison.sketches import _wrong, compare_sketches
@@ -99,7 +99,7 @@ def test_two_runs_of_sketches_say_what_their_tensors_would(tmp_path, capsys):
     w = np.random.default_rng(0).standard_normal((64, 64)) / 8
     programs = {"a": program_of(w), "b": program_of(w * (1 + 2.0**-7))}
     for name, program in programs.items():
-        trace_program(program, tmp_path / name, sketch=N)
+        trace_program(program, tmp_path / name, options=ProgramTraceOptions(sketch=N))
         trace_program(program, tmp_path / f"{name}-whole")
     whole = [open_program_run(tmp_path / f"{name}-whole").tensors("a", 0, "taps") for name in programs]
     found = compare_sketches(tmp_path / "a", tmp_path / "b")
@@ -129,7 +129,7 @@ def test_two_runs_of_sketches_say_what_their_tensors_would(tmp_path, capsys):
     record = read_record(tmp_path / "a" / MANIFEST, ProgramRun, "a program's run")
     assert whole_cases(tmp_path / "a", record) == ("a",)
     with pytest.raises(UserError, match="differs in --sketch"):
-        trace_program(programs["a"], tmp_path / "a", sketch=64, resume=True)
+        trace_program(programs["a"], tmp_path / "a", options=ProgramTraceOptions(sketch=64, resume=True))
     for command in ("compare", "gate", "diagnose"):
         assert run([command, str(tmp_path / "a")]) == 2
         assert "keeps no tensors" in capsys.readouterr().err

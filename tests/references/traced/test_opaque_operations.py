@@ -17,6 +17,7 @@ from precaudit.interpreters.jaxpr import primitives
 from precaudit.interpreters.jaxpr.opaque import KNOWN, without_opaque
 from precaudit.progress import silent
 from precaudit.recording.programs.agreement import OfRun
+from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import open_program_run
@@ -110,7 +111,7 @@ def test_in_a_scan_no_layer_is_known_as_a_whole_and_the_others_are_alone(tmp_pat
 def test_layers_that_are_not_recorded_cut_nothing_off(tmp_path):
     """The second layer's input was made by the first, which is not in the run, in FP64 of what has no meaning there."""
     program = Program(partial(layers, kernel), W, {"a": (X,)})
-    trace_program(program, tmp_path / "run", layers=(1,))
+    trace_program(program, tmp_path / "run", ProgramSelection(layers=(1,)))
     found = compare_program(tmp_path / "run", program)
     assert {e.point for e in found if e.kind == "local" and e.unknown} == {"carried", "inner", "layers.out"}
     assert {e.point for e in found if e.kind == "local" and not e.unknown} == {"first"}
