@@ -14,7 +14,7 @@ from precaudit.models.numpy_decoder.accumulation import accumulating, pairwise_m
 from precaudit.models.numpy_decoder.ensemble import backwards
 from precaudit.models.numpy_decoder.model import Attend, Softmax
 from precaudit.models.numpy_decoder.operators import attend, exponentials, flash_attend, hide, softmax
-from precaudit.models.numpy_decoder.passes import matmul_in_passes
+from precaudit.models.numpy_decoder.passes import matmul_in_passes, with_sums
 from precaudit.models.numpy_decoder.rounding import Blocks, Rounding, single_precision_dot
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.schema.graphs.point import Point
@@ -52,6 +52,18 @@ def honest_forms(row: Point, dtype: str) -> Iterator[Form]:
         yield from _attentions()
     if row.sums and dtype == "float32":
         yield from _orders()
+
+
+def forms_of(row: Point, dtype: str, base: Rounding | None) -> Iterator[Form]:
+    """Yield other ways to write an operation; of a base whose products are known, those with other sums of them.
+
+    Sums that truncate are not those of a TPU.
+    """
+    for form in honest_forms(row, dtype):
+        if base is not None and form.doubt:
+            continue
+        known = form if base is None or form.dot is None else replace(form, dot=with_sums(base.dot, form.dot))
+        yield known
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,9 @@ def trace_program(
             prepare_folder(folder, options.force)
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=options.reference, taps=select.taps,
-        cases=tuple(program.cases), layers=layers, asked=None if select.points is None else tuple(select.points), policy=_announced_policy(program),
-        origin=program.weights, device=str(jax.devices()[0]) if target is None else device_name(target),
+        cases=tuple(program.cases), layers=layers, asked=None if select.points is None else tuple(select.points),
+        policy=_announced_policy(program), origin=program.weights,
+        device=str(jax.devices()[0]) if target is None else device_name(target),
         command=options.command, flushes=True if target is not None else device_flushes(),
         warnings=(
             *_not_finite(program), *_unrecorded_calls_note(planned),

@@ -12,12 +12,12 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.references.alignment.align import Alignment
 from precaudit.references.alignment.fingerprints import Form, in_form, roundings
 from precaudit.references.alignment.forms import along_axes, fit_constants, nearest_tensor
+from precaudit.references.alignment.numbering import most_common
 from precaudit.references.alignment.parameters import Part, steps_in
 from precaudit.references.alignment.roles import (
     Kind,
     Mistake,
     head_size,
-    most_common,
     roped_alone,
     turned_alone,
     wrong_role,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, pairwise, permutations, product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array
 from precaudit.references.alignment.fingerprints import Book
 from precaudit.references.alignment.looking import Looked
+from precaudit.references.alignment.numbering import most_common, predict_numbers
 from precaudit.references.alignment.orders import Order, head_sizes, order_of
 from precaudit.references.alignment.sides import Family, Side, families, numbers_in
 from precaudit.references.alignment.words import role_of
@@ -125,7 +126,7 @@ def parts_of(looked: Looked, theirs: Theirs, book: Book) -> list[Part]:
     if by_name is not None:
         own = theirs.of[by_name[0]]
         fits = (label // 512 == own) & (label // 64 % 8 == looked.span[0])
-        most = _mode(label[fits])
+        most = most_common(label[fits])
         whole = tuple(slice(0, n) for n in label.shape)
         if most is None:
             return [_named(looked, by_name, book)]
@@ -243,13 +244,6 @@ def _cuts(label: Array, keys: Array, axis: int) -> list[slice]:
     return [slice(i, j) for i, j in pairwise(edges if len(edges) <= MOST_CUTS else [0, len(a)])]
 
 
-def _mode(x: Array) -> int | None:
-    if not x.size:
-        return None
-    values, counts = np.unique(x, return_counts=True)
-    return int(values[counts.argmax()])
-
-
 def _part(looked: Looked, cut: Cut, theirs: Theirs, book: Book, by_name: Sequence[int] | None = None) -> Part:
     family, (axis, form) = cut.label // 512, (cut.label // 64 % 8, cut.label % 64)
     at, fits, tensor = cut.at, cut.fits, cut.tensor
@@ -264,7 +258,7 @@ def _part(looked: Looked, cut: Cut, theirs: Theirs, book: Book, by_name: Sequenc
         x.transpose(*owners, *inside).reshape(count, -1) for x in (fits, tensor, cut.row, looked.hashes[at])
     )
     coordinates = list(product(*(_steps(looked.family, a, at[a]) for a in owners)))
-    own = [_mode(tensor[c][fits[c]]) for c in range(count)]
+    own = [most_common(tensor[c][fits[c]]) for c in range(count)]
     keys = [None if t is None else theirs.keys[t] for t in own]
     wanted: list[int | None] = [theirs.numbers.get((family, key)) for key in predict_numbers(coordinates, keys)]
     if by_name is not None:
@@ -302,44 +296,6 @@ def _steps(family: Family, axis: int, at: slice) -> Sequence[int]:
     return range(steps_in(at))
 
 
-def predict_numbers(
-    coordinates: Sequence[tuple[int, ...]], keys: Sequence[tuple[int, ...] | None]
-) -> list[tuple[int, ...]]:
-    """Return the tensor's numbers of each owner, by the rule that most owners keep.
-
-    A number is an owner's coordinate, or several of them counted through, plus a constant.
-    """
-    told = [k for k in keys if k is not None]
-    if not told or not told[0]:
-        return [()] * len(coordinates)
-    places = np.array(coordinates, np.int64).reshape(len(coordinates), -1)
-    columns = []
-    for j in range(len(told[0])):
-        given = np.array([-(1 << 40) if k is None else k[j] for k in keys])
-        rules = [
-            np.zeros(len(places), np.int64),
-            *(_counted(places[:, list(axes)]) for axes in _subsets(places.shape[1])),
-        ]
-        shifted = [r + int(_mode((given - r)[given >= 0]) or 0) for r in rules]
-        columns.append(max(shifted[::-1], key=lambda r: int((r == given).sum())) if len(places) > 1 else given)
-    return [tuple(int(n) for n in row) for row in np.stack(columns, axis=1)]
-
-
-def _subsets(n: int) -> list[tuple[int, ...]]:
-    return [p for size in range(1, n + 1) for c in combinations(range(n), size) for p in permutations(c)][::-1]
-
-
-def _counted(places: Array) -> Array:
-    """Return the number of each place, counted through its coordinates [N, n], the last one fastest."""
-    ranks = [np.unique(column, return_inverse=True) for column in places.T]
-    if len(ranks) == 1:
-        return places[:, 0]
-    found = np.zeros(len(places), np.int64)
-    for values, inverse in ranks:
-        found = found * len(values) + inverse
-    return found
-
-
 def _template(index: Array, shape: tuple[int, ...], rows: int, theirs: Theirs) -> tuple[Array, Order | None]:
     """Return the order of rows that most owners have, an honest one before others, and what it is."""
     heads, turned = head_sizes(rows, shape, theirs.head), theirs.turned
@@ -353,7 +309,7 @@ def _template(index: Array, shape: tuple[int, ...], rows: int, theirs: Theirs) -
         return (best, order) if order is not None or not honest else (honest[0][2], honest[0][1])
     best = np.full(index.shape[1], -1, np.int64)
     for p in range(index.shape[1]):
-        best[p] = -1 if (found_mode := _mode(index[:, p][index[:, p] >= 0])) is None else found_mode
+        best[p] = -1 if (found_mode := most_common(index[:, p][index[:, p] >= 0])) is None else found_mode
     order = order_of(best, shape, rows, heads, turned)
     filled = best if order is None else order.index
     return np.where(filled < rows, filled, -1), order

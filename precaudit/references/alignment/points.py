@@ -25,6 +25,7 @@ from precaudit.references.mutations.forms import Inputs, usual_form
 from precaudit.schema.graphs.decoder import CACHES, POINTS, inputs_of
 
 SAME = 1e-4  # relative distance of two values that are one but for constants, an epsilon, a table in float32
+Own = Mapping[tuple[int | None, str], Array]
 EXACT = 1e-6  # of values that are one but for constants in float32
 KEPT = tuple(CACHES.values())  # of keys, then of values
 ENOUGH = 0.98  # of the vectors of a value
@@ -88,7 +89,7 @@ class Textbook:
     """
 
     model: Model
-    values: Mapping[tuple[int | None, str], Array]
+    values: Own
     fed: FedTokens
 
     @property
@@ -96,7 +97,7 @@ class Textbook:
         """The configuration."""
         return self.model.config
 
-    def remake(self, layer: int | None, point: str, own: Mapping[tuple[int | None, str], Array]) -> Array | None:
+    def remake(self, layer: int | None, point: str, own: Own) -> Array | None:
         """Return a point of its inputs as the program has them, NaN of padding; None where one is not known."""
         inputs = []
         for name in inputs_of(point, self.config.sparse):
@@ -212,13 +213,7 @@ class PointSearch:
     series: Mapping[bool, list[Series]]
 
 
-def _leads_on(
-    search: PointSearch,
-    layer: int | None,
-    name: str,
-    own: Mapping[tuple[int | None, str], Array],
-    further: int = THROUGH,
-) -> bool:
+def _leads_on(search: PointSearch, layer: int | None, name: str, own: Own, further: int = THROUGH) -> bool:
     """Whether something that is made of a point's value, as the textbook makes it, is a value of the program.
 
     ``further``: through so many points that are none, such as the stream that a layer leaves, before the next norm.
@@ -245,7 +240,7 @@ def _nearest(
     series: Sequence[Series],
     layer: int | None,
     name: str,
-    own: Mapping[tuple[int | None, str], Array],
+    own: Own,
     found: Collection[str],
 ) -> FoundPoint | None:
     """Return the series whose direction is nearest to a point's, and nearer to it than to any that is not found.

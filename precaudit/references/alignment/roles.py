@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from precaudit.numbers.arrays import Array
 from precaudit.references.alignment.align import Alignment
+from precaudit.references.alignment.numbering import most_common
 from precaudit.references.alignment.parameters import Part
 from precaudit.references.alignment.words import FUSED, role_of
 
@@ -31,14 +31,6 @@ class Mistake(msgspec.Struct, frozen=True):
         """One line."""
         where = f"{self.parameter} ({self.tensor})" if self.parameter and self.parameter != self.tensor else self.tensor
         return f"{where}: {self.says}"
-
-
-def most_common(x: Array) -> int | None:
-    """Return the most common value; None of none."""
-    if not x.size:
-        return None
-    values, counts = np.unique(x, return_counts=True)
-    return int(values[counts.argmax()])
 
 
 def head_size(alignment: Alignment) -> int:

@@ -12,12 +12,10 @@ from precaudit.models.numpy_decoder.honest import (
     FLOAT32_PRODUCTS,
     ROUNDED_PRODUCTS,
     Execution,
-    Form,
-    honest_forms,
+    forms_of,
     on_single_rows,
 )
 from precaudit.models.numpy_decoder.model import Model
-from precaudit.models.numpy_decoder.passes import with_sums
 from precaudit.models.numpy_decoder.rounding import Rounding, elisions, of_policy
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.formats import FORMATS
@@ -26,7 +24,6 @@ from precaudit.references.closing import TIES
 from precaudit.references.textbook.operations import Operation, parts, prepare
 from precaudit.references.textbook.units import policy_at, tpu_chooses
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
-from precaudit.schema.graphs.point import Point
 from precaudit.schema.metrics.sizes import canonical, half_ulp
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
@@ -115,21 +112,9 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
             yield Alternative((f"{inputs_of(point, model.config.sparse)[-1]} rounded again",), nearer)
         for again, inputs in inputs_summed_again(recorded, model, o):
             yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
-    for form in _forms(row, o.stored.dtype.name, base if settled else None):
+    for form in forms_of(row, o.stored.dtype.name, base if settled else None):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
-
-
-def _forms(row: Point, dtype: str, base: Rounding | None) -> Iterator[Form]:
-    """Yield other ways to write an operation; of a base whose products are known, those with other sums of them.
-
-    Sums that truncate are not those of a TPU.
-    """
-    for form in honest_forms(row, dtype):
-        if base is not None and form.doubt:
-            continue
-        known = form if base is None or form.dot is None else replace(form, dot=with_sums(base.dot, form.dot))
-        yield known
 
 
 def rounding_at(recorded: Recorded, policy: Policy, place: Place) -> Rounding:
