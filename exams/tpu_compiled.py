@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from precaudit.checks.lint.linting import PHASES, apply_rules, arguments, count_by_unit, lint_model
+from precaudit.checks.lint.linting import PHASES, Lowering, apply_rules, arguments, count_by_unit, lint_model
 from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import CallView
 from precaudit.errors import UserError
@@ -33,7 +33,7 @@ def policies(model: str, targets: list[Target]) -> Iterator[tuple[str, str]]:
     for policy in shipped_policies():
         for target in targets:
             try:
-                views = lint_model(model, load_policy(policy), target).views
+                views = lint_model(model, load_policy(policy), Lowering(target)).views
                 told = "; ".join(f"{v.phase}: {_told(count_by_unit(v))}" for v in views)
             except UserError as error:
                 told = f"refused: {error}"

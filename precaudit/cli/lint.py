@@ -94,7 +94,7 @@ OF_A_MODEL = ("policy", "settings", "phases", "tokens", "batch", "mesh")
 
 def _lint(context: click.Context, subject: str, filters: "Filters", given: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return what was found of a program, or of a model under each policy, with what it is called."""
-    from precaudit.checks.lint.linting import PHASES, lint_model, lint_program
+    from precaudit.checks.lint.linting import PHASES, LintedCalls, Lowering, lint_model, lint_program
     from precaudit.checks.lint.recorded import read_extents
     from precaudit.errors import UserError
     from precaudit.interpreters.tpu.target import parse_target
@@ -107,7 +107,7 @@ def _lint(context: click.Context, subject: str, filters: "Filters", given: dict[
     with progress_bar("loading JAX") as advance:
         if is_reference(subject):
             leave_out(context, OF_A_MODEL, "a program says itself what it runs on")
-            return [(subject, lint_program(load_program(subject), target, device, advance, extents))]
+            return [(subject, lint_program(load_program(subject), Lowering(target, device), advance, extents))]
         names = policy_names(given["policy"] or "bf16")
         if len(names) > 1 and (given["sarif"] or to_files(context)):
             raise UserError("a file holds what was found under one policy: give one --policy, or no file")
@@ -116,8 +116,8 @@ def _lint(context: click.Context, subject: str, filters: "Filters", given: dict[
         found = []
         for name in names:
             policy = apply_settings(load_policy(name), parse_settings(given["settings"]))
-            tokens, batch = given["tokens"] or 64, given["batch"] or shape.data
-            its = lint_model(subject, policy, target, phases, device, tokens, batch, advance, extents, shape)
+            calls = LintedCalls(phases, given["tokens"] or 64, given["batch"] or shape.data)
+            its = lint_model(subject, policy, Lowering(target, device, shape), calls, advance, extents)
             found.append((subject if len(names) == 1 else f"{subject}, {name}", its))
         return found
 

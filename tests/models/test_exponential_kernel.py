@@ -10,7 +10,7 @@ import pytest
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.numpy_decoder import model
 from precaudit.models.numpy_decoder._exponential_kernel import fill_exponentials as rows
-from precaudit.models.numpy_decoder.model import Model, attend_variants
+from precaudit.models.numpy_decoder.model import AttentionRows, Model, attend_variants
 from precaudit.models.numpy_decoder.operations import operations
 from precaudit.models.numpy_decoder.operators import (
     AttentionRule,
@@ -110,8 +110,10 @@ def test_attention_of_heads_together_is_each_heads(monkeypatch, heads, window, d
         monkeypatch.setattr(model, "INLINE", few)
         monkeypatch.setattr(model, "JOBS", jobs)
         rule = AttentionRule(0.3, window=window)
-        found += attend_variants(q, k, v, positions, rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)])
-        found += attend_variants(q, k, v, positions, rule, [Rounding(dot=dot)])
+        found += attend_variants(
+            AttentionRows(q, k, v, positions), rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)]
+        )
+        found += attend_variants(AttentionRows(q, k, v, positions), rule, [Rounding(dot=dot)])
     for y, sign in zip(found, 3 * [1.0, -1.0, 1.0], strict=True):
         np.testing.assert_allclose(y, sign * expected, rtol=0, atol=1e-14)
 
@@ -142,7 +144,7 @@ def test_what_is_done_to_scores_is_done_once(rule, rounding, factor):
     hide(scores, np.arange(rows_), None)
     e = np.exp(scores - scores.max(axis=2, keepdims=True))
     expected = np.einsum("hts,shk->thk", e / e.sum(axis=2, keepdims=True), v)
-    (found,) = attend_variants(q, k, v, np.arange(rows_), rule, [rounding])
+    (found,) = attend_variants(AttentionRows(q, k, v, np.arange(rows_)), rule, [rounding])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 

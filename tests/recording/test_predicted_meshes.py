@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.checks.lint.linting import lint_model
+from precaudit.checks.lint.linting import LintedCalls, Lowering, lint_model
 from precaudit.cli import run
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.errors import UserError
@@ -106,12 +106,20 @@ def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path,
 
 @needs_libtpu
 def test_lint_lists_what_chips_exchange():
-    found = lint_model("tiny", load_policy("bf16"), parse_target("v5e:2x2"), ("decode",), mesh=MeshShape(model=4))
+    found = lint_model(
+        "tiny",
+        load_policy("bf16"),
+        Lowering(parse_target("v5e:2x2"), mesh=MeshShape(model=4)),
+        LintedCalls(("decode",)),
+    )
     adding = {x.point: x for x in found.exchanged if x.kind == "all-reduce"}
     for point in SPLIT:
         x = adding[point]
         assert (x.chips, x.format, x.times, x.bytes, x.rounds) == (4, "bf16", 5, 5 * 128 * 2, True)
     assert not adding["resid_in"].rounds  # rows of the table: one chip has each
-    assert lint_model("tiny", load_policy("bf16"), parse_target("v5e:2x2"), ("decode",)).exchanged == ()
+    assert (
+        lint_model("tiny", load_policy("bf16"), Lowering(parse_target("v5e:2x2")), LintedCalls(("decode",))).exchanged
+        == ()
+    )
     with pytest.raises(UserError, match="goes with --tpu"):
-        lint_model("tiny", load_policy("bf16"), mesh=MeshShape(model=4))
+        lint_model("tiny", load_policy("bf16"), Lowering(mesh=MeshShape(model=4)))

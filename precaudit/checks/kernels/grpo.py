@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from precaudit.checks.kernels import losses
 from precaudit.checks.kernels.double_word import Pair
+from precaudit.checks.kernels.losses import GrpoRule, TokenScores
 from precaudit.checks.kernels.streaming import ColumnSums, probabilities
 
 ARGNUMS = (0,)
@@ -38,12 +39,13 @@ def kernel(
 ) -> Any:
     """Return the GRPO loss, a float32 scalar, of ``logits`` [..., T, V] in any float format.
 
-    ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: keywords of ``losses.grpo``. Derivatives
+    ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: fields of ``GrpoRule``. Derivatives
     by all but ``tokens`` and ``mask``; that by logits is in their format. Any T and V.
     """
     rows = logits.reshape(-1, logits.shape[-1])
     logp, rest = token_log_probabilities(rows, tokens.reshape(-1), temperature, block)
-    return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
+    scores = TokenScores(logp.reshape(tokens.shape), old, ref, advantages, mask)
+    return losses.grpo(scores, GrpoRule(**loss), rest.reshape(tokens.shape))
 
 
 def reference(
@@ -59,7 +61,8 @@ def reference(
 ) -> Any:
     """Return the same by ``log_softmax`` in float32."""
     logp = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
-    return losses.grpo(jnp.take_along_axis(logp, tokens[..., None], -1)[..., 0], old, ref, advantages, mask, **loss)
+    chosen = jnp.take_along_axis(logp, tokens[..., None], -1)[..., 0]
+    return losses.grpo(TokenScores(chosen, old, ref, advantages, mask), GrpoRule(**loss))
 
 
 def inputs(

@@ -25,6 +25,7 @@ from jax import lax
 
 from precaudit.checks.kernels import losses
 from precaudit.checks.kernels.double_word import Pair, add
+from precaudit.checks.kernels.losses import GrpoRule, TokenScores
 from precaudit.checks.kernels.streaming import ColumnSums, probabilities
 
 ARGNUMS = (0, 1)
@@ -47,12 +48,13 @@ def kernel(
 ) -> Any:
     """Return the GRPO loss, a float32 scalar, of ``hidden`` [..., T, D] and ``head`` [V, D], floats of any format.
 
-    ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: keywords of ``losses.grpo``. Derivatives
+    ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: fields of ``GrpoRule``. Derivatives
     by all but ``tokens`` and ``mask``, in the formats of what they are by. Any T, V and D.
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     logp, rest = token_log_probabilities(rows, head, tokens.reshape(-1), temperature, block)
-    return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
+    scores = TokenScores(logp.reshape(tokens.shape), old, ref, advantages, mask)
+    return losses.grpo(scores, GrpoRule(**loss), rest.reshape(tokens.shape))
 
 
 def reference(
@@ -72,7 +74,8 @@ def reference(
         "...td,vd->...tv", hidden.astype(jnp.float32), head.astype(jnp.float32), precision=lax.Precision.HIGHEST
     )
     logp = jax.nn.log_softmax(logits / temperature, axis=-1)
-    return losses.grpo(jnp.take_along_axis(logp, tokens[..., None], -1)[..., 0], old, ref, advantages, mask, **loss)
+    chosen = jnp.take_along_axis(logp, tokens[..., None], -1)[..., 0]
+    return losses.grpo(TokenScores(chosen, old, ref, advantages, mask), GrpoRule(**loss))
 
 
 def inputs(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -60,43 +60,57 @@ class Linted:
         return 3 if "unknown" in found else 0
 
 
+@dataclass(frozen=True)
+class Lowering:
+    """For what a program is lowered: chips that are not here, a mesh of several that it is cut over, or a platform."""
+
+    target: Target | None = None
+    platform: str = "cpu"
+    mesh: MeshShape = ONE
+
+
+@dataclass(frozen=True)
+class LintedCalls:
+    """Which calls are linted; ``tokens``: length of the prompt, and of the cache with room for eight more."""
+
+    phases: Sequence[str] = PHASES
+    tokens: int = 64
+    batch: int = 1
+
+
+HERE, EVERY_CALL = Lowering(), LintedCalls()
+
+
 def lint_model(
     name: str,
     policy: Policy,
-    target: Target | None = None,
-    phases: Sequence[str] = PHASES,
-    platform: str = "cpu",
-    tokens: int = 64,
-    batch: int = 1,
+    lowering: Lowering = HERE,
+    calls: LintedCalls = EVERY_CALL,
     tell: Advance = silent,
     run: Extents | None = None,
-    mesh: MeshShape = ONE,
 ) -> Linted:
     """Lint the shipped decoder on a model, without running it.
 
-    ``mesh``: of several of the target's chips, which the program is cut over. ``tokens``: length of the prompt, and of
-    the cache with room for eight more; ``run``: a recorded run, whose values these formats may not hold. Raises
-    UserError for what cannot be loaded or compiled and for a run of other points, TooLarge where the chip's memory does
-    not hold it.
+    ``run``: a recorded run, whose values these formats may not hold. Raises UserError for what cannot be loaded or
+    compiled and for a run of other points, TooLarge where the chip's memory does not hold it.
     """
+    target, mesh, phases = lowering.target, lowering.mesh, calls.phases
     if target is not None:
         check_policy(policy, target)
     else:
-        check_device(policy, platform)
+        check_device(policy, lowering.platform)
     if bad := [p for p in phases if p not in PHASES]:
         raise UserError(f"--phases {bad[0]}: known are {', '.join(PHASES)}")
     if mesh != ONE and target is None:
         raise UserError(f"--mesh {mesh} goes with --tpu, such as --tpu v5e:2x2")
     subject = replace(load(name, replace(policy, matmul="highest"), device="cpu"), policy=policy)
-    check_mesh(mesh, subject.config, batch)
+    check_mesh(mesh, subject.config, calls.batch)
     views = []
     for i, phase in enumerate(phases):
         tell(i, len(phases), f"compiling {phase}" if target else f"reading {phase}")
-        call = getattr(subject.decoder, phase)
-        given = arguments(subject, phase, tokens, batch)
-        views.append(
-            _view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy, _cut(mesh, subject))
-        )
+        given = arguments(subject, phase, calls.tokens, calls.batch)
+        call = ViewedCall(phase, getattr(subject.decoder, phase), given, (CACHE,), compiler_options(policy))
+        views.append(_view(call, lowering, policy, _cut(mesh, subject)))
     found = apply_rules(views if run is None else with_recorded_extents(views, run))
     each = ((v.phase, v.module) for v in views if v.module is not None and mesh != ONE)
     told = (x for phase, module in each for x in exchanges(phase, module, subject.config.layers))
@@ -111,16 +125,12 @@ def _cut(mesh: MeshShape, subject: Subject) -> ChipLayout | None:
 
 
 def lint_program(
-    program: Program,
-    target: Target | None = None,
-    platform: str = "cpu",
-    tell: Advance = silent,
-    run: Extents | None = None,
+    program: Program, lowering: Lowering = HERE, tell: Advance = silent, run: Extents | None = None
 ) -> Linted:
     """Lint a program of the user's: its call, without running it. ``run``, and what it raises: as ``lint_model``."""
-    tell(0, 1, "compiling call" if target else "reading call")
+    tell(0, 1, "compiling call" if lowering.target else "reading call")
     shaped = _shapes((program.params, *next(iter(program.cases.values()))))
-    view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
+    view = _view(ViewedCall("call", traceable(program.call), shaped), lowering, None)
     if run is None:
         return apply_rules([view])
     made = prepare_program(program, TapChoice(run.taps, run.renamed or None), loops=())
@@ -190,23 +200,26 @@ def count_by_unit(view: CallView) -> dict[str, int]:
     return count_products(units.products_of(view.module))
 
 
-def _view(
-    phase: str,
-    call: Callable[..., Any],
-    given: tuple[Any, ...],
-    donated: tuple[int, ...],
-    options: Mapping[str, Any],
-    target: Target | None,
-    platform: str,
-    policy: Policy | None,
-    cut: ChipLayout | None = None,
-) -> CallView:
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for i in donated for x in jax.tree.leaves(given[i]))
+@dataclass(frozen=True)
+class ViewedCall:
+    """A function and the shapes that it is given; ``donated``: arguments that it takes over."""
+
+    phase: str
+    function: Callable[..., Any]
+    given: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _view(call: ViewedCall, lowering: Lowering, policy: Policy | None, cut: ChipLayout | None = None) -> CallView:
+    function, given, target = call.function, call.given, lowering.target
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for i in call.donated for x in jax.tree.leaves(given[i]))
     if target is None:
-        return CallView(phase, platform, jax.jit(call).trace(*given).jaxpr, policy, donated=size)
+        jaxpr = jax.jit(function).trace(*given).jaxpr
+        return CallView(call.phase, lowering.platform, jaxpr, policy, donated=size)
     placed, out = (given, None) if cut is None else cut.place(target, given)
-    made: CompiledProgram = compile_for(target, call, placed, donated, options, out)
-    return CallView(phase, "tpu", made.jaxpr, policy, target, made, parse_module(made.text), size)
+    made: CompiledProgram = compile_for(target, function, placed, call.donated, call.options, out)
+    return CallView(call.phase, "tpu", made.jaxpr, policy, target, made, parse_module(made.text), size)
 
 
 def _shapes(tree: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -135,22 +136,26 @@ def attention(q: Array, k: Array, v: Array, positions: Array, rule: AttentionRul
 
     Key s stands at position s; a row sees the keys up to its own position, the last ``rule.window`` of them.
     """
-    return attend_variants(q, k, v, positions, rule, (rounding,))[0]
+    return attend_variants(AttentionRows(q, k, v, positions), rule, (rounding,))[0]
+
+
+class AttentionRows(NamedTuple):
+    """Queries [T, H, K] at ascending positions [T], keys and values [S, G, K]."""
+
+    q: Array
+    k: Array
+    v: Array
+    positions: Array
 
 
 def attend_variants(
-    q: Array,
-    k: Array,
-    v: Array,
-    positions: Array,
-    rule: AttentionRule,
-    roundings: Sequence[Rounding],
-    inner: Attend = attend,
+    given: AttentionRows, rule: AttentionRule, roundings: Sequence[Rounding], inner: Attend = attend
 ) -> list[Array]:
     """Return ``attention`` under several roundings; those that make the product q · kᵀ alike share it.
 
     ``inner``: how one head's output is made from its scores, as ``attend`` does.
     """
+    q, k, v, positions = given
     outs = [np.empty(q.shape) for _ in roundings]
     group, every = q.shape[1] // k.shape[1], range(q.shape[1])
 
@@ -165,12 +170,12 @@ def attend_variants(
             product = r.score_product or r.dot
             if product not in products:
                 products[product] = head_scores(product, queries, keys)
-            given = values, positions[a:b] - first, rule.window, r
+            read = values, positions[a:b] - first, rule.window, r
             own = product is np.matmul and len(roundings) == 1  # not another's: other products may keep what they made
             if own and inner is attend and rule.only_scales(r):
-                made = attend(products[product], *given, rule.scale)
+                made = attend(products[product], *read, rule.scale)
             else:
-                made = inner(scale_scores(products[product], rule, r), *given)
+                made = inner(scale_scores(products[product], rule, r), *read)
             out[a:b, mine] = made.swapaxes(0, 1) if len(heads) > 1 else made[:, None]
 
     blocks = [(i, min(len(q), i + BLOCK)) for i in range(0, len(q), BLOCK)]

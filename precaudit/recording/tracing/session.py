@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +111,16 @@ def run_batches(
     return [replace(b, slots=large) if b.length == small else b for b in found]
 
 
+class CallInputs(NamedTuple):
+    """What a call is given of its own: tokens, slots of first rows, rows, the cache, and the rows to gather."""
+
+    tokens: Any
+    starts: Array
+    rows: Any
+    cache: Any
+    take: Any = None
+
+
 @dataclass
 class Session:
     """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt.
@@ -171,13 +181,9 @@ class Session:
         width = max(map(len, lists))
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
-    def _call(self, batch: Batch, phase: str, program: Any, *given: Any) -> Any:
-        return program(*self._whole(batch, phase, *given))
-
-    def _whole(
-        self, batch: Batch, phase: str, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None
-    ) -> tuple[Any, ...]:
+    def _whole(self, batch: Batch, phase: str, given: CallInputs) -> tuple[Any, ...]:
         """Return all arguments of a call: the parameters, RoPE's tables, and its own."""
+        tokens, starts, rows, cache, take = given
         tables = self.subject.tables(batch.length, batch.lengths(phase))
         if self.subject.layout is not None:
             tokens, starts, rows, take = self.subject.put_by_prompt((tokens, starts, rows, take))
@@ -213,15 +219,15 @@ class Session:
         capture = self._capture(batch, phase, 0)
         take = self._take(batch, capture, phase, starts)
         program = prefill_program(self.subject, capture)
-        given = (tokens, starts, rows, self._cache(batch), take)
+        given = CallInputs(tokens, starts, rows, self._cache(batch), take)
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._is_first_call(phase, capture, given)
-        logits, cache, taps = self._call(batch, phase, program, *given)
+        logits, cache, taps = program(*self._whole(batch, phase, given))
         logits = self._logits(logits)
         if check:
-            run = program, self._whole(batch, phase, *given)
+            run = program, self._whole(batch, phase, given)
             plain = prefill_program(self.subject, None)
-            bare = plain, self._whole(batch, phase, tokens, starts, rows, self._cache(batch))
+            bare = plain, self._whole(batch, phase, given._replace(cache=self._cache(batch), take=None))
             self._compare(CallOutputs(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, run, bare)
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, CallOutputs(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
@@ -242,17 +248,18 @@ class Session:
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
-            given = (self.subject.put_by_prompt(token), starts, slots, cache)
+            given = CallInputs(self.subject.put_by_prompt(token), starts, slots, cache)
             step_of = f"decode step {step} of {self.requested.decode_steps}"
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._is_first_call("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
-            logits, cache, taps = self._call(batch, "decode", decode_program(self.subject, capture), *given)
+            program = decode_program(self.subject, capture)
+            logits, cache, taps = program(*self._whole(batch, "decode", given))
             logits = self._logits(logits)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = CallOutputs("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                whole = self._whole(batch, "decode", *given[:3], before)
+                whole = self._whole(batch, "decode", given._replace(cache=before))
                 run, bare = ((decode_program(self.subject, c), whole) for c in (capture, None))
                 self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], run, bare)
             self._record(batch, call)
@@ -270,19 +277,19 @@ class Session:
             return np.asarray([self.forced[p.id][step] for p in batch.filled(batch.prompts)], np.int32)
         return np.argmax(to_single(logits), axis=-1).astype(np.int32)
 
-    def _program(self, phase: str, capture: Capture, given: Any) -> Any:
+    def _program(self, phase: str, capture: Capture, given: CallInputs) -> Any:
         """Return what makes a compiled program: the phase, what it captures and its shapes."""
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(given))
         return (phase, self.subject.decoder, capture, shapes)
 
-    def _label(self, phase: str, capture: Capture, given: Any, compiled: str, what: str) -> str:
+    def _label(self, phase: str, capture: Capture, given: CallInputs, compiled: str, what: str) -> str:
         """Return what a call is called: that it compiles, where it is the first of its program."""
         program = self._program("decode" if phase == "decode" else "prefill", capture, given)
         label = what if program in self.seen else f"compiling {compiled}"
         self.seen.add(program)
         return label
 
-    def _is_first_call(self, phase: str, capture: Capture, given: Any) -> bool:
+    def _is_first_call(self, phase: str, capture: Capture, given: CallInputs) -> bool:
         """Whether this is the first call of a compiled program."""
         program = self._program(phase, capture, given)
         first = bool(capture.points) and program not in self.checked

@@ -14,7 +14,7 @@ from precaudit.models.numpy_decoder.magnitudes import (
     rowwise,
     score_magnitude,
 )
-from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attend_variants
+from precaudit.models.numpy_decoder.model import AttentionRows, Model, all_probs, all_scores, attend_variants
 from precaudit.models.numpy_decoder.operators import AttentionRule, attend, softmax
 from precaudit.models.numpy_decoder.rounding import Rounding, sharing_products
 from precaudit.numbers.arrays import Array, widen
@@ -218,9 +218,9 @@ def _mixing(rule: AttentionRule, positions: Array, k: Sequence[Array], v: Sequen
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
         q, summed = inputs[0], [r.starting(start) for r in with_form_sums(roundings, form)]
         inner = attend if form is None else form.attend
-        out = attend_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
+        out = attend_variants(AttentionRows(q, inputs[1], inputs[2], positions), rule, summed, inner)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
-            last = attend_variants(q[-1:], k[1], v[1], positions[-1:], rule, summed, inner)
+            last = attend_variants(AttentionRows(q[-1:], k[1], v[1], positions[-1:]), rule, summed, inner)
             for whole, row in zip(out, last, strict=True):
                 whole[-1:] = row
         return out

@@ -72,8 +72,8 @@ def test_normalisations_by_hand(over):
     logp, mask = jnp.log(jnp.asarray([[0.5, 0.25], [0.5, 0.5]])), jnp.asarray([[1.0, 1.0], [1.0, 0.0]])
     a = jnp.asarray([[1.0, 3.0], [5.0, 7.0]])  # ratios are 1 and d is 0: a token's loss is −A
     expected = {"tokens": -9 / 3, "sequences": -(4 / 2 + 5) / 2, "positions": -9 / 4}[over]
-    assert float(losses.grpo(logp, logp, logp, a, mask, over=over)) == expected
-    assert float(losses.grpo(logp, logp, logp, a, 0 * mask, over=over)) == 0
+    assert float(losses.grpo(losses.TokenScores(logp, logp, logp, a, mask), losses.GrpoRule(over=over))) == expected
+    assert float(losses.grpo(losses.TokenScores(logp, logp, logp, a, 0 * mask), losses.GrpoRule(over=over))) == 0
 
 
 @pytest.mark.parametrize("name", few(["float32", "bfloat16"], "bfloat16"))  # 20 s

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from rich.cells import cell_len
 
-from precaudit.checks.lint.linting import Linted, lint_model, lint_program
+from precaudit.checks.lint.linting import Linted, LintedCalls, Lowering, lint_model, lint_program
 from precaudit.checks.lint.recorded import Extent, Extents
 from precaudit.checks.lint.rule import SEVERITIES, LintRecord
 from precaudit.checks.lint.rules import every
@@ -117,7 +117,10 @@ def test_float32_at_highest_precision_has_nothing_to_say(capsys, monkeypatch):
 @needs_libtpu
 def test_two_sequences_leave_the_vector_unit():
     """With one sequence eight products of decode are float32 multiply-and-add; with two each takes one pass."""
-    one, two = (lint_model("tiny", load_policy("fp32"), parse_target("v5e"), ("decode",), batch=n) for n in (1, 2))
+    one, two = (
+        lint_model("tiny", load_policy("fp32"), Lowering(parse_target("v5e")), LintedCalls(("decode",), batch=n))
+        for n in (1, 2)
+    )
     assert [report.count_by_unit(x.views[0])["vector"] for x in (one, two)] == [8, 0]
     assert sum(f.count for f in two.findings if f.rule == "one-pass-product") == 10
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from precaudit.checks.lint.flow import is_cast_up
-from precaudit.checks.lint.linting import apply_rules, lint_model, lint_program
+from precaudit.checks.lint.linting import Lowering, apply_rules, lint_model, lint_program
 from precaudit.checks.lint.recorded import Extent, Extents
 from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import CallView
@@ -264,7 +264,7 @@ def test_a_mesh_has_no_more_chips_than_the_target():
 
 
 def said_of(policy, target):
-    linted = lint_model("tiny", load_policy(policy), target)
+    linted = lint_model("tiny", load_policy(policy), Lowering(target))
     return {(f.severity, f.rule, f.phase, f.point) for f in linted.findings}
 
 
@@ -294,9 +294,9 @@ def test_shipped_policies_as_they_are_compiled(policy):
 @pytest.mark.parametrize("target", [None, pytest.param(V5E, marks=needs_libtpu)])
 def test_examples(target):
     """In the training step the logits' cotangent is float32, and both products with it are one pass."""
-    (gate,) = lint_program(load_program("examples/own_decoder.py:program"), target).findings
+    (gate,) = lint_program(load_program("examples/own_decoder.py:program"), Lowering(target)).findings
     assert (gate.rule, gate.severity, gate.says[:22]) == ("narrow-exp", "warning", "The result of logistic")
-    step = lint_program(load_program("examples/training_step.py:program"), target).findings
+    step = lint_program(load_program("examples/training_step.py:program"), Lowering(target)).findings
     assert [(f.rule, f.count) for f in step] == ([("one-pass-product", 2)] if target else [])
 
 
