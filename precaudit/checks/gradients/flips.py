@@ -20,7 +20,7 @@ from precaudit.numbers.arrays import Array
 WHOLE = {"shard_map"} | set(LOOPS)  # what is chosen inside is not looked at
 
 
-def chooses(jaxpr: Any) -> bool:
+def chooses(jaxpr: jex.Jaxpr) -> bool:
     """Whether an open jaxpr, or a body in it, chooses by floats."""
     return any(map(_indices, walk_equations(jaxpr)))
 

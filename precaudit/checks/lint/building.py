@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from precaudit.checks.lint.flow import Carried, Equation, Graph, user_frames
@@ -14,7 +15,7 @@ READS = ("get", "masked_load", "new_ref", "freeze")  # of memory, a reference, t
 WRITES = ("swap", "masked_swap", "addupdate")
 
 
-def build(jaxpr: Any) -> Graph:
+def build(jaxpr: jex.ClosedJaxpr) -> Graph:
     """Return the graph of a program, a closed jaxpr."""
     builder = _Builder()
     body, consts = open_jaxpr(jaxpr)
@@ -63,7 +64,7 @@ class _Builder:
 
     def run(
         self,
-        jaxpr: Any,
+        jaxpr: jex.Jaxpr,
         consts: Sequence[Any],
         given: Sequence[int],
         names: tuple[str, ...],
@@ -98,7 +99,9 @@ class _Builder:
             known.update(zip(e.outvars, made, strict=True))
         return [node_of(v) for v in jaxpr.outvars]
 
-    def outputs(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int] | None:
+    def outputs(
+        self, e: jex.JaxprEqn, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]
+    ) -> list[int] | None:
         """Take in the bodies of an equation; return the numbers of its results where they are those of a body."""
         name, params = e.primitive.name, e.params
         if name in LOOPS:
@@ -122,7 +125,7 @@ class _Builder:
                 self.run(body, (), [self.value(v.aval) for v in body.invars], names, around, over)
         return None
 
-    def kernel(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
+    def kernel(self, e: jex.JaxprEqn, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
         """Take in a Pallas kernel: its references are what it is given, what it makes, and memory of its own."""
         body, _ = open_jaxpr(e.params["jaxpr"])
         n = getattr(e.params["grid_mapping"], "num_dynamic_grid_bounds", 0)
@@ -135,7 +138,7 @@ class _Builder:
         self.run(body, (), references, names, around)
         return made
 
-    def memory(self, e: Any, inputs: list[int]) -> list[int]:
+    def memory(self, e: jex.JaxprEqn, inputs: list[int]) -> list[int]:
         """Join what is read of memory and what is written there, whenever that is."""
         held, given = inputs[0], inputs[1:]
         made = [self.value(v.aval) for v in e.outvars]
@@ -145,7 +148,9 @@ class _Builder:
             self.join(held, *(v for v in given if self.dtypes[v] == self.dtypes[held]))
         return made
 
-    def scan_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
+    def scan_loop(
+        self, e: jex.JaxprEqn, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]
+    ) -> list[int]:
         """Take in a scan: what a step carries is its first value or what the step before left."""
         body, consts = open_jaxpr(e.params["jaxpr"])
         n, m = scan_counts(e.params)
@@ -164,7 +169,9 @@ class _Builder:
             self.carried.append(Carried(given[n + k], left[k], int(e.params["length"])))
         return made
 
-    def while_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
+    def while_loop(
+        self, e: jex.JaxprEqn, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]
+    ) -> list[int]:
         """Take in a loop with a condition."""
         n, m = e.params["cond_nconsts"], e.params["body_nconsts"]
         (condition, known), (body, consts) = open_jaxpr(e.params["cond_jaxpr"]), open_jaxpr(e.params["body_jaxpr"])
@@ -178,7 +185,9 @@ class _Builder:
             self.carried.append(Carried(read, out, None, goes_on))
         return made
 
-    def cond_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
+    def cond_loop(
+        self, e: jex.JaxprEqn, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]
+    ) -> list[int]:
         """Take in the branches of a condition."""
         made = [self.value(v.aval) for v in e.outvars]
         for branch in e.params["branches"]:

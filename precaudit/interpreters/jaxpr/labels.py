@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax.extend.core as jex
 
 from precaudit.interpreters.jaxpr.jax_versions import frames
 from precaudit.interpreters.jaxpr.statements import PLAIN, assigned_variable, hands_on, module_called
@@ -68,7 +70,7 @@ def label(stack: tuple[Frame, ...], scope: str = "") -> Label:
     return Label(scope or plain or next(functions, "value"), source, places)
 
 
-def of_equation(equation: Any) -> Label:
+def of_equation(equation: jex.JaxprEqn) -> Label:
     """Return the label of what an equation makes."""
     scopes = [x for x in str(equation.source_info.name_stack).split("/") if x.isidentifier() and len(x) > 1]
     return label(frames(equation), scopes[-1] if scopes else "")

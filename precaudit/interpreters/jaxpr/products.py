@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jax.extend.core as jex
+
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -11,7 +13,7 @@ GROUPED = "ragged_dot_general"  # a product whose pieces a compiler makes as it 
 _LABEL = re.compile(r"(?:^|[/(])(product\.[0-9]+)(?=[/)]|$)", re.ASCII)
 
 
-def labels(jaxpr: Any) -> dict[int, str]:
+def labels(jaxpr: jex.Jaxpr) -> dict[int, str]:
     """Return {id of an equation: ``product.N``} of the products of an open jaxpr, N in its order, bodies included.
 
     An equation of a body that several calls share has one label.
@@ -22,7 +24,7 @@ def labels(jaxpr: Any) -> dict[int, str]:
     return found
 
 
-def find_products(jaxpr: Any) -> Iterator[Any]:
+def find_products(jaxpr: jex.Jaxpr) -> Iterator[Any]:
     """Return the products of an open jaxpr, those inside of loops, branches and calls among them."""
     return (e for e in walk_equations(jaxpr) if e.primitive.name in PRODUCTS)
 
@@ -33,6 +35,6 @@ def label_in(path: str) -> str:
     return found[-1] if found else ""
 
 
-def label_of(equation: Any) -> str:
+def label_of(equation: jex.JaxprEqn) -> str:
     """Return the label of an equation; "" where it has none."""
     return label_in(str(equation.source_info.name_stack))

@@ -71,7 +71,7 @@ def rounding_lines(jaxpr: jex.Jaxpr, how: Realisation = NOTHING_ELSE, times: int
     return found
 
 
-def product_lines(jaxpr: Any, how: Realisation) -> set[Line]:
+def product_lines(jaxpr: jex.Jaxpr, how: Realisation) -> set[Line]:
     """Return the lines of an open jaxpr's products that a device makes of narrower parts of float32 operands."""
     found = ((e, users_line(e)) for e in walk_equations(jaxpr) if in_parts(e, how))
     return {line for _, line in found if line is not None}
@@ -84,7 +84,7 @@ def users_line(equation: jex.JaxprEqn) -> Line | None:
 
 
 def raising(
-    jaxpr: Any, how: Realisation, lines: Sequence[Line], lift: Mapping[str, Lift] | None = None
+    jaxpr: jex.ClosedJaxpr, how: Realisation, lines: Sequence[Line], lift: Mapping[str, Lift] | None = None
 ) -> Callable[..., list[Any]]:
     """Return ``g(seed, raised, *leaves) → outputs`` of a closed jaxpr as its equations round, some lines in float32.
 

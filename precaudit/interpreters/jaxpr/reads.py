@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.extend.core as jex
+
 from precaudit.interpreters.jaxpr.jax_versions import bodies, body_of_call, open_jaxpr, scan_counts, walk_equations
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
@@ -19,11 +21,11 @@ class _Found(defaultdict[str, Reads]):
         super().__init__(lambda: NONE)
         self.names = names or {}
 
-    def name(self, e: Any) -> str:
+    def name(self, e: jex.JaxprEqn) -> str:
         return self.names.get(id(e), str(e.params["name"]))
 
 
-def reads(jaxpr: Any, names: Mapping[int, str] | None = None) -> tuple[dict[str, Reads], list[Reads]]:
+def reads(jaxpr: jex.Jaxpr, names: Mapping[int, str] | None = None) -> tuple[dict[str, Reads], list[Reads]]:
     """Return the names of the taps that each tap of an open jaxpr may be made of, and those that each output may be.
 
     Without going through another tap. Names are the tags' own: of a name met several times, what any of these reads;
@@ -33,7 +35,7 @@ def reads(jaxpr: Any, names: Mapping[int, str] | None = None) -> tuple[dict[str,
     return reads_of_arguments(jaxpr, [NONE] * len(jaxpr.invars), names)
 
 
-def names_apart(jaxpr: Any, unique: Sequence[str]) -> dict[int, str]:
+def names_apart(jaxpr: jex.Jaxpr, unique: Sequence[str]) -> dict[int, str]:
     """Return a name of its own for every tag of an open jaxpr, by the ids of the equations.
 
     ``unique``: ``unique_names`` of its sites. Empty where a tag is several: bodies are shared, or branches merge.
@@ -46,7 +48,7 @@ def names_apart(jaxpr: Any, unique: Sequence[str]) -> dict[int, str]:
 
 
 def reads_of_arguments(
-    jaxpr: Any, given: list[Reads], names: Mapping[int, str] | None = None
+    jaxpr: jex.Jaxpr, given: list[Reads], names: Mapping[int, str] | None = None
 ) -> tuple[dict[str, Reads], list[Reads]]:
     """Return the same where the arguments are made of ``given``, each of its own."""
     found = _Found(names)
@@ -54,7 +56,7 @@ def reads_of_arguments(
     return {name: read - MULTIPLIED for name, read in found.items()}, [read - MULTIPLIED for read in outputs]
 
 
-def multiplied_taps(jaxpr: Any) -> frozenset[str]:
+def multiplied_taps(jaxpr: jex.Jaxpr) -> frozenset[str]:
     """Return the names of the taps of an open jaxpr whose segments hold a matrix product."""
     found = _Found()
     _walk(jaxpr, [NONE] * len(jaxpr.invars), found)
@@ -70,7 +72,7 @@ def through(read: Reads, found: Mapping[str, Reads]) -> Reads:
     return known
 
 
-def _walk(jaxpr: Any, given: list[Reads], found: _Found) -> list[Reads]:
+def _walk(jaxpr: jex.Jaxpr, given: list[Reads], found: _Found) -> list[Reads]:
     """Return what the outputs of an open jaxpr read; ``given``: what its arguments do."""
     known = dict(zip(jaxpr.invars, given, strict=True))
 
@@ -82,7 +84,7 @@ def _walk(jaxpr: Any, given: list[Reads], found: _Found) -> list[Reads]:
     return [of(v) for v in jaxpr.outvars]
 
 
-def _through(e: Any, inputs: list[Reads], found: _Found) -> list[Reads]:
+def _through(e: jex.JaxprEqn, inputs: list[Reads], found: _Found) -> list[Reads]:
     """Return what the results of an equation read."""
     name, params = e.primitive.name, e.params
     if name == "name":
@@ -112,7 +114,7 @@ def _scan(params: Any, inputs: list[Reads], found: _Found) -> list[Reads]:
         given[consts : consts + carried] = state
 
 
-def _inside(e: Any, everything: Reads, found: _Found) -> list[Reads]:
+def _inside(e: jex.JaxprEqn, everything: Reads, found: _Found) -> list[Reads]:
     """Return what the bodies of another equation read, all of them everything that it is given."""
     inner = [b for value in e.params.values() for b in bodies(value)]
     taps: list[Reads] = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax.extend.core as jex
 
@@ -65,6 +65,6 @@ def widens(equation: jex.JaxprEqn) -> bool:
     return float_bits(equation.outvars[0].aval.dtype) > float_bits(equation.invars[0].aval.dtype) == 16
 
 
-def elidable(jaxpr: Any) -> bool:
+def elidable(jaxpr: jex.Jaxpr) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
     return any(map(widens, walk_equations(jaxpr)))

@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any, NamedTuple
 
+import jax.extend.core as jex
+
 from precaudit.interpreters.jaxpr.jax_versions import bodies, manual_axes, open_jaxpr
 from precaudit.interpreters.jaxpr.primitives import CALLS
 
@@ -29,12 +31,12 @@ class Site(NamedTuple):
     sharded: bool = False
 
 
-def sites(jaxpr: Any, names: Collection[str] | None = None) -> tuple[Site, ...]:
+def sites(jaxpr: jex.Jaxpr, names: Collection[str] | None = None) -> tuple[Site, ...]:
     """Return the taps of an open jaxpr, bodies included; ``names``: of these names only."""
     return tuple(s for equation in jaxpr.eqns for s in sites_of(equation, names))
 
 
-def sites_of(equation: Any, names: Collection[str] | None = None) -> tuple[Site, ...]:
+def sites_of(equation: jex.JaxprEqn, names: Collection[str] | None = None) -> tuple[Site, ...]:
     """Return the taps of one equation: of a while, its condition's first; of a cond, each branch's, merged."""
     name, params = equation.primitive.name, equation.params
     if name == "name":

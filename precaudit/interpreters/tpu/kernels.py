@@ -6,6 +6,7 @@ Products inside of a kernel are then a CPU's, not passes of the matrix unit.
 from collections.abc import Iterator
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import bodies, frames, open_jaxpr, source
@@ -16,7 +17,7 @@ TARGET = "tpu_custom_call"
 KERNEL = "pallas_call"
 
 
-def kernel_rule(module: Module, jaxpr: Any) -> dict[str, Rule]:
+def kernel_rule(module: Module, jaxpr: jex.ClosedJaxpr) -> dict[str, Rule]:
     """Return the rule of Pallas kernels' custom calls; none where the program, a closed jaxpr, has no kernel."""
     kernels = list(kernel_equations(open_jaxpr(jaxpr)[0]))
 
@@ -28,7 +29,7 @@ def kernel_rule(module: Module, jaxpr: Any) -> dict[str, Rule]:
     return {TARGET: run} if kernels else {}
 
 
-def kernel_equations(jaxpr: Any) -> Iterator[Any]:
+def kernel_equations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
     """Yield the kernels of a jaxpr, those inside of loops, branches and calls among them."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == KERNEL:
@@ -53,14 +54,14 @@ def kernel_of_call(module: Module, kernels: list[Any], call: InstructionCall) ->
     return found[0]
 
 
-def kernel_names(module: Module, jaxpr: Any) -> tuple[str, ...]:
+def kernel_names(module: Module, jaxpr: jex.ClosedJaxpr) -> tuple[str, ...]:
     """Return the names, or lines, of the kernels that a compiled program holds."""
     if not any(x.attributes.get("custom_call_target") == TARGET for _, x in module.walk()):
         return ()
     return tuple(dict.fromkeys(str(e.params.get("name") or source(e)) for e in kernel_equations(open_jaxpr(jaxpr)[0])))
 
 
-def _lines(equation: Any) -> list[str]:
+def _lines(equation: jex.JaxprEqn) -> list[str]:
     return [f"{file}:{line}" for file, line, *_ in frames(equation)]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
@@ -60,7 +61,7 @@ class Realisations:
     by_conversions: bool
 
 
-def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
+def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> Realisations:
     """Return how the segments of an open jaxpr may be made.
 
     ``units``: how the device makes products, None: as they declare; where a TPU's vector unit makes some, every way is

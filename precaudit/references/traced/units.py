@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.extend.core as jex
+
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import OPEN_ON_GPU, PASSES, is_compilers_choice, on_gpu
 from precaudit.interpreters.jaxpr.products import GROUPED, find_products, labels
@@ -36,7 +38,7 @@ class Units:
             return replace(how, unit="gpu", made=self.made)
         return replace(how, unit="matrix") if self.made is None else replace(how, made=self.made)
 
-    def otherwise(self, jaxpr: Any) -> tuple[Way, ...]:
+    def otherwise(self, jaxpr: jex.Jaxpr) -> tuple[Way, ...]:
         """Return the ways that a GPU may have for products of an open jaxpr that are left open; () where none is."""
         if not self.gpu:
             return ()
@@ -44,7 +46,7 @@ class Units:
         said = [*self._ways(jaxpr), *((e, (self.made or {}).get("")) for e in grouped)]
         return OPEN_ON_GPU if any(on_gpu(*known) is None for known in said) else ()
 
-    def leaves_open(self, jaxpr: Any) -> bool:
+    def leaves_open(self, jaxpr: jex.Jaxpr) -> bool:
         """Whether it is not known of some product of an open jaxpr how it is made, where that changes its precision.
 
         Of a GPU every way is tried.
@@ -53,7 +55,7 @@ class Units:
             return False
         return any(is_compilers_choice(e) and said not in PASSES for e, said in self._ways(jaxpr))
 
-    def _ways(self, jaxpr: Any) -> Iterator[tuple[Any, Way | None]]:
+    def _ways(self, jaxpr: jex.Jaxpr) -> Iterator[tuple[Any, Way | None]]:
         made = self.made or {}
         names = labels(jaxpr) if made.keys() - {""} else {}
         return ((e, made.get(names.get(id(e), ""))) for e in find_products(jaxpr))
