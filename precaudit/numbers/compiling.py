@@ -31,7 +31,7 @@ class NumbaCache(FunctionCache):
                 self.flush()
             return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: Any, data: object) -> None:
         """Keep a signature's machine code."""
         try:
             super().save_overload(sig, data)

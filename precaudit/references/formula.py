@@ -289,7 +289,7 @@ def textbook_errors(opened: Opened, book: MappedTextbook, case: str, made: Shown
             yield here.record("formula", "shadow", named, **found)
 
 
-def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
+def callable_errors(opened: Opened, expected: object, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
     """Yield a formula record for every point that a reference of the user's returned; raises UserError."""
     if not isinstance(expected, Mapping) or not expected:
         raise UserError("the reference must return {point: array}, with the names of the program's points")

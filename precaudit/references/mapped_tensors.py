@@ -84,7 +84,7 @@ def _block(leaves: Mapping[str, Any], given: str, layer: int, axis: int | None, 
     return x if axis is None else x.take(layer, axis=axis)
 
 
-def parameter_leaves(params: Any) -> dict[str, Any]:
+def parameter_leaves(params: object) -> dict[str, Any]:
     """Return a tree's arrays by their paths; what a variable of NNX calls its value is left out of them."""
     import jax
 

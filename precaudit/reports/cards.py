@@ -44,14 +44,14 @@ class Card(NamedTuple):
     rows: tuple[str, ...] = ()
 
 
-def card_text(x: Any) -> str:
+def card_text(x: object) -> str:
     """Return a value as ten lines of text at most."""
     card = card_of(x)
     lines = [card.title, *(f"  {name}: {told}" for name, told in card.facts), *(f"  - {row}" for row in card.rows)]
     return "\n".join(_short(terminal_line(line)) for line in lines)
 
 
-def card_table(x: Any) -> str:
+def card_table(x: object) -> str:
     """Return a value as a small HTML table."""
     card = card_of(x)
     head = f'<tr><th colspan="2" style="{STYLE}">{_cell(card.title)}</th></tr>'
@@ -64,7 +64,7 @@ def card_table(x: Any) -> str:
 
 
 @singledispatch
-def card_of(x: Any) -> Card:
+def card_of(x: object) -> Card:
     """Return the card of a value by its type; those of types that load JAX are known once one of them is shown."""
     _register_others()
     made = card_of.dispatch(type(x))

@@ -79,7 +79,7 @@ def escape_html(text: str) -> str:
     return _COMMAND.sub(lambda m: f"{m[0][0]}&#{ord(m[0][1])};", escape(plain(text)))
 
 
-def script(data: Any) -> str:
+def script(data: object) -> str:
     """Return JSON that a script element may hold: nothing in it ends the element or begins a comment."""
     found = json.dumps(_plain_data(data), separators=(",", ":"), allow_nan=False)
     for c in "<>&'":
@@ -87,7 +87,7 @@ def script(data: Any) -> str:
     return _COMMAND.sub(lambda m: f"{m[0][0]}\\u{ord(m[0][1]):04x}", found)
 
 
-def _plain_data(data: Any) -> Any:
+def _plain_data(data: object) -> Any:
     """Return data with every text in it as ``plain`` shows it."""
     if isinstance(data, str):
         return plain(data)

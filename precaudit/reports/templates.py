@@ -22,7 +22,7 @@ def page(name: str) -> Any:
     from jinja2 import Environment, FunctionLoader
     from markupsafe import Markup
 
-    def show(x: Any) -> Any:
+    def show(x: object) -> Any:
         return Markup(escape_html(x)) if isinstance(x, str) and not isinstance(x, Markup) else x
 
     made = Environment(

@@ -63,7 +63,7 @@ def flat(kind: type[Record]) -> tuple[Column, ...]:
 def list_column(name: str) -> Column:
     """Return a column of a field that lists things, with commas between them."""
 
-    def of(record: Any) -> str | None:
+    def of(record: object) -> str | None:
         found = getattr(record, name)
         if found is None:
             return None
@@ -83,7 +83,7 @@ def worst_columns() -> tuple[Column, ...]:
     return tuple(Column(f"worst_{part}", dtype, partial(of, part)) for part, dtype in parts.items())
 
 
-def _field(name: str, record: Any) -> Any:
+def _field(name: str, record: object) -> Any:
     return getattr(record, name)
 
 
@@ -94,7 +94,7 @@ def _series(pandas: Any, c: Column, records: list[Any]) -> Any:
     return pandas.Series(pandas.array(found, dtype=c.dtype))
 
 
-def _dtype(hint: Any) -> str | None:
+def _dtype(hint: object) -> str | None:
     """Return the format of a field; None where it holds more than one value."""
     parts = set(_leaves(hint)) - {type(None)}
     for kind, dtype in ((float, REAL), (bool, TRUTH), (int, WHOLE), (str, TEXT)):
@@ -103,7 +103,7 @@ def _dtype(hint: Any) -> str | None:
     return None
 
 
-def _leaves(hint: Any) -> Iterator[Any]:
+def _leaves(hint: object) -> Iterator[Any]:
     """Yield the types that a hint is made of."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):

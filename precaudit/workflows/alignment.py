@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from precaudit.references.alignment.records import Aligned
 
 
-def align(own: Any, theirs: Any, *, points: bool = False, progress: Telling = None) -> "Aligned":
+def align(own: object, theirs: object, *, points: bool = False, progress: Telling = None) -> "Aligned":
     """Return which parameters of ``own`` are which tensors of ``theirs``, found by values.
 
     Each: a Program, ``FILE.py:NAME``, a checkpoint as ``trace`` takes it, or a tree of arrays of floats.

@@ -69,7 +69,7 @@ def selection(before: Selection | None, keywords: Keywords, requested: Any = Non
     return made if ids is None or isinstance(ids, str) else replace(made, prompts=tuple(ids))
 
 
-def _text(name: str, x: Any) -> str | None:
+def _text(name: str, x: object) -> str | None:
     """Return a filter as the command line has it."""
     if x is None or isinstance(x, str):
         return x
@@ -80,7 +80,7 @@ def _text(name: str, x: Any) -> str | None:
     raise UserError(f"{name}={x!r} is no text such as '0,15:18', number or list of them")
 
 
-def prompts_of(given: Any) -> Any:
+def prompts_of(given: object) -> Any:
     """Return prompts with texts as Prompts: a list of texts is ``p0``, ``p1`` …; {id: text} names them."""
     if isinstance(given, Mapping):
         return [Prompt(id=str(name), prompt=text) for name, text in given.items()]

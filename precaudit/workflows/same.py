@@ -78,7 +78,7 @@ def same(
         return SameFormula(same_formula(both[0], both[1], rows, cases, tell.advance))
 
 
-def _opened_model(x: Any) -> Any:
+def _opened_model(x: object) -> Any:
     """Return a model that is named as ``load`` takes it, opened; anything else as it is."""
     from precaudit.models.checkpoints import names_model
 
@@ -89,7 +89,7 @@ def _opened_model(x: Any) -> Any:
     return load(str(x), device="cpu")
 
 
-def _serving(x: Any, other: Any) -> Any:
+def _serving(x: object, other: object) -> Any:
     """Return a model's prefill of the tokens that a program beside it reads; what is no model as it is.
 
     Raises UserError where the program does not say which of its inputs holds them.
@@ -105,7 +105,7 @@ def _serving(x: Any, other: Any) -> Any:
     return x.serving({case: token_ids(program, case) for case in program.cases}).altered(then={})
 
 
-def _is_path(x: Any) -> bool:
+def _is_path(x: object) -> bool:
     """Whether one side is a file or folder of tensors, or a run, and no program."""
     return isinstance(x, str | Path) and not is_reference(str(x).partition(ENTRY)[0])
 
@@ -141,7 +141,7 @@ def _same_as_run(run: Path, tensors: Path, folder: Path) -> Sameness:
     return msgspec.json.decode(answer.read_bytes(), type=Sameness)
 
 
-def _named(x: Any, inputs: tuple[Any, ...] | None, called: str, loaded: dict[str, Program]) -> "Named":
+def _named(x: object, inputs: tuple[Any, ...] | None, called: str, loaded: dict[str, Program]) -> "Named":
     """Return a program with what it is called and its entry point; raises UserError."""
     from precaudit.diagnosis.sameness.compared import Named
     from precaudit.recording.programs.loading import load_program

@@ -67,7 +67,7 @@ def write_schemas(folder: Path) -> None:
         (folder / f"{name}.schema.json").write_bytes(msgspec.json.format(schema, indent=1) + b"\n")
 
 
-def _clean(x: Any) -> Any:
+def _clean(x: object) -> Any:
     """Return a schema whose descriptions are docstrings without their indentation, as Python 3.13 has them."""
     if isinstance(x, dict):
         described = {"description": inspect.cleandoc(x["description"])} if isinstance(x.get("description"), str) else {}

@@ -15,7 +15,7 @@ AGREE, SMOOTH = 1e-6, 1e-3  # relative to ‖gradient‖ ‖direction‖ / √n,
 
 def gradient_disagreements(
     formula: Formula,
-    cotangents: Any,
+    cotangents: object,
     inputs: Sequence[Any],
     places: Sequence[int],
     names: Sequence[str],

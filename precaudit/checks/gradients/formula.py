@@ -66,7 +66,9 @@ def as_float32(x: ArrayLike) -> Any:
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def leaf_names(function: Callable[..., Any], outputs: Any, inputs: Sequence[Any], argnums: Sequence[int]) -> list[str]:
+def leaf_names(
+    function: Callable[..., Any], outputs: object, inputs: Sequence[Any], argnums: Sequence[int]
+) -> list[str]:
     """Return what the leaves of ``(outputs, gradients)`` are called: ``out``, ``out[1]``, ``dlogits``."""
     try:
         called = [*inspect.signature(function).parameters]
@@ -163,7 +165,9 @@ class Formula:
         """Where Pallas kernels in it round to less than float32."""
         return narrow_places(self.jaxpr.jaxpr)
 
-    def with_raised_kernels(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
+    def with_raised_kernels(
+        self, cotangents: object, inputs: Sequence[Any], narrow: Collection[str] = ()
+    ) -> list[Array]:
         """Return the leaves as it gives them if the places in its Pallas kernels are in float32, but for ``narrow``."""
         key = frozenset(narrow)
         if key not in self._raised_runs:

@@ -16,7 +16,7 @@ from precaudit.numbers.arrays import Array
 
 
 def line_shares(
-    formula: Formula, cotangents: Any, inputs: Sequence[Any], leaf: int, exact: Array
+    formula: Formula, cotangents: object, inputs: Sequence[Any], leaf: int, exact: Array
 ) -> list[tuple[str, float]]:
     """Return ``(line, ‖error‖² of it alone / that of all lines)`` of one leaf, the largest first.
 
@@ -73,7 +73,7 @@ def _energy(made: Array, exact: Array) -> float:
 
 
 def kernel_lines(
-    formula: Formula, cotangents: Any, inputs: Sequence[Any], leaf: int, straight: Array
+    formula: Formula, cotangents: object, inputs: Sequence[Any], leaf: int, straight: Array
 ) -> list[tuple[str, float]]:
     """Return the same of the places inside a function's Pallas kernels, all others in float32.
 

@@ -46,7 +46,7 @@ def _run_rules_without_line(jaxpr: jex.Jaxpr) -> Any:
     return jaxpr.replace(eqns=equations)
 
 
-def _parameter(value: Any) -> Any:
+def _parameter(value: object) -> Any:
     if isinstance(value, linear_util.WrappedFun):
         return linear_util.transformation2(_run_without_line)(value)
     return with_bodies(value, _run_rules_without_line)

@@ -114,7 +114,7 @@ class Sides:
         again = self._run(key, KERNEL, both[KERNEL], cotangents, inputs)
         return c, [*found, *c.differing(again)]
 
-    def _differs(self, key: Any, case: str, own: Formula, leaves: Sequence[Any]) -> None:
+    def _differs(self, key: object, case: str, own: Formula, leaves: Sequence[Any]) -> None:
         """Note a case in which roundings are left out; of plain ones, once for their shapes, at which lines."""
         self.strict.add(case)
         if " " not in case and (key, "left out") not in self.compiled:

@@ -45,7 +45,7 @@ class _Builder:
         self.carried: list[Carried] = []
         self.steps: int | None = None  # of the outermost scan around what is taken in
 
-    def value(self, aval: Any) -> int:
+    def value(self, aval: object) -> int:
         """Number a value."""
         self.shapes.append(tuple(getattr(aval, "shape", ())))
         self.dtypes.append(str(getattr(aval, "dtype", "")))
@@ -55,7 +55,7 @@ class _Builder:
         """Say what a value may be."""
         self.joins.setdefault(value, []).extend(sources)
 
-    def constant(self, aval: Any, given: Any) -> int:
+    def constant(self, aval: object, given: object) -> int:
         """Number a value that the text gives."""
         v = self.value(aval)
         if isinstance(getattr(aval, "dtype", None), np.dtype):  # no PRNG key, which is no number

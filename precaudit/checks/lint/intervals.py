@@ -63,7 +63,7 @@ def default(dtype: str) -> WholeRange | None:
     return WholeRange(0, 2**bits - 1) if dtype[0] == "u" else WholeRange(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def of_constant(given: Any) -> WholeRange | None:
+def of_constant(given: object) -> WholeRange | None:
     """Return the range of a number or an array of the text; None where it is not whole."""
     x = np.asarray(given) if hasattr(given, "dtype") or np.isscalar(given) else np.zeros(0)
     if not 0 < x.size <= LARGEST or not (x.dtype.kind in "biu" or str(x.dtype) in FLOATS):

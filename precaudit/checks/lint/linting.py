@@ -222,7 +222,7 @@ def _view(call: ViewedCall, lowering: Lowering, policy: Policy | None, cut: Chip
     return CallView(call.phase, "tpu", made.jaxpr, policy, target, made, parse_module(made.text), size)
 
 
-def _shapes(tree: Any) -> Any:
+def _shapes(tree: object) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 

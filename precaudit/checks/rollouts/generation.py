@@ -184,7 +184,7 @@ class Generator:
         jax.block_until_ready(state.going)
         return state, time.perf_counter() - began
 
-    def _to_device(self, x: Any) -> Any:
+    def _to_device(self, x: object) -> Any:
         return jax.device_put(x, self.subject.device)
 
 
@@ -217,7 +217,7 @@ def _programs(decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str)
         return _draw_token(kind, given, replace(state, cache=cache), logits[:, 0])
 
     def loop(
-        params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState, limit: jax.Array
+        params: Mapping[str, Any], tables: tuple[Any, ...], given: object, state: DrawState, limit: jax.Array
     ) -> DrawState:
         return lax.while_loop(lambda s: s.going & (s.drawn < limit), lambda s: step(params, tables, given, s), state)
 

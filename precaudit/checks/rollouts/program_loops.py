@@ -103,12 +103,12 @@ def _ways(program: Program, loops: Sequence[Loop]) -> tuple[dict[Loop, _Way], di
     return ways, refused
 
 
-def _whole(program: Program, params: Any, *inputs: Any) -> Any:
+def _whole(program: Program, params: object, *inputs: Any) -> Any:
     """Return what the last of all calls returns, made in one while loop."""
     assert program.advance is not None
     advance = program.advance
 
-    def step(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(_: object, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         following = advance(*carry)
         return following, program.call(params, *following)
 
@@ -128,5 +128,5 @@ def _run_steps(program: Program, made: Compiled, inputs: tuple[Any, ...]) -> Any
     return out
 
 
-def _bits(outputs: Any) -> list[bytes]:
+def _bits(outputs: object) -> list[bytes]:
     return [on_host(x).tobytes() for x in jax.tree.leaves(outputs)]

@@ -68,7 +68,7 @@ def format_rollouts(rollouts: Iterable[tuple[str, Rollout]], temperature: float)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _rollouts(raw: Any, where: str, number: str) -> Iterator[Rollout]:
+def _rollouts(raw: object, where: str, number: str) -> Iterator[Rollout]:
     """Yield the rollouts of a line: one, or one for each of vLLM's outputs."""
     if not isinstance(raw, dict):
         raise UserError(f"{where}: an object is wanted, such as {FORM}")

@@ -95,7 +95,7 @@ def _decode(line: bytes, where: str) -> Any:
         raise UserError(f"{where}: {error}") from None
 
 
-def _once(found: dict[Any, Any], key: Any, record: Any, where: str) -> None:
+def _once(found: dict[Any, Any], key: object, record: object, where: str) -> None:
     if key in found:
         raise UserError(f"{where}: a second record of {key}; the file was put together wrongly")
     found[key] = record

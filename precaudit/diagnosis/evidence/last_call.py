@@ -86,7 +86,7 @@ class Last:
         with jax.enable_x64(False):
             return jax.make_jaxpr(self.made.call)(self.program.params, *inputs)
 
-    def of(self, out: Any) -> Any:
+    def of(self, out: object) -> Any:
         """Return the output that is looked at as rows [R, N], out of all a call gave."""
         return output_rows(self.program.named_outputs(out)[self.output])
 

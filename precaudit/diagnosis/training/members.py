@@ -82,7 +82,7 @@ def _same_beginning(program: Program, opened: Opened) -> dict[str, tuple[Any, ..
     return found
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: object) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
 
@@ -137,7 +137,7 @@ def _values(made: CallValues) -> list[dict[str, Array]]:
     return [made.exact, *made.drawn]
 
 
-def _state(inputs: Any) -> dict[str, Array]:
+def _state(inputs: object) -> dict[str, Array]:
     leaves = jax.tree.leaves(inputs)
     return {str(i): np.asarray(x) for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
 

@@ -33,7 +33,7 @@ def emulate_accumulation(
     every += [partial(Accumulated, text=text) for text in formats]
     run = evaluate_together(function, every, lambda _value, told: told, steps)
 
-    def some(values: Any, *args: Any) -> dict[str, tuple[Any, ...]]:
+    def some(values: object, *args: Any) -> dict[str, tuple[Any, ...]]:
         return {name: made for name, made in run(values, *args).items() if name in names}
 
     return some

@@ -15,7 +15,7 @@ def least_effort() -> dict[str, Any]:
 
 
 @cache
-def _has_option(option: str, value: Any) -> bool:
+def _has_option(option: str, value: object) -> bool:
     """Whether this backend's compiler has an option."""
     try:
         jax.jit(lambda x: x, compiler_options={option: value}).lower(0.0).compile()

@@ -253,7 +253,7 @@ class Emulator(Planted):
         """Return a product as several devices make it."""
         dtype, product = equation.outvars[0].aval.dtype, super().operation
 
-        def rounded(x: Any, n: int) -> Any:
+        def rounded(x: object, n: int) -> Any:
             mark = mixed_bits(self.seed, self.count + ((n + 1) << 40)) if self.drawn else 0
             return round_on_moved_grid(x, dtype, 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0)
 

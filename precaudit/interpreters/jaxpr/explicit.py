@@ -38,7 +38,7 @@ def _has_sharding(variable: jex.Var | jex.Literal) -> bool:
     return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: object) -> Any:
     """Return a tree of arrays without a place on any device."""
     return jax.tree.map(lambda x: wrap_key(on_host(x), x), tree)
 
@@ -74,7 +74,7 @@ def without_shardings(made: Tagged, *args: Any) -> Tagged:
         return replace(made, call=call, jaxpr=jax.make_jaxpr(runs[1])(*jax.tree.leaves(to_host(args))))
 
 
-def _meshes(tree: Any) -> list[Mesh]:
+def _meshes(tree: object) -> list[Mesh]:
     """Return the meshes that arrays lie on."""
     found = (getattr(getattr(x, "sharding", None), "mesh", None) for x in jax.tree.leaves(tree))
     return [mesh for mesh in found if isinstance(mesh, Mesh)]
@@ -130,7 +130,7 @@ class Unsharded:
         raise CannotJudge(f"shard_map over {dict(mesh.shape)}: its devices are not known; set the mesh: jax.set_mesh")
 
 
-def _bare(value: Any) -> Any:
+def _bare(value: object) -> Any:
     """Return a parameter without the sharding that it is, or holds."""
     if isinstance(value, Sharding):
         return None

@@ -18,7 +18,7 @@ def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, consts: Sequence[Any] = ()) -
     return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, jex.ClosedJaxpr) else (jaxpr, consts)
 
 
-def bodies(value: Any) -> Iterator[Any]:
+def bodies(value: object) -> Iterator[Any]:
     """Yield the open jaxprs inside one equation parameter."""
     if isinstance(value, jex.ClosedJaxpr):
         yield value.jaxpr
@@ -29,7 +29,7 @@ def bodies(value: Any) -> Iterator[Any]:
             yield from bodies(item)
 
 
-def with_bodies(value: Any, change: Callable[[Any], Any]) -> Any:
+def with_bodies(value: object, change: Callable[[Any], Any]) -> Any:
     """Return one equation parameter with the open jaxprs inside it changed."""
     if isinstance(value, jex.ClosedJaxpr):
         return jex.ClosedJaxpr(change(value.jaxpr), value.consts)
@@ -137,13 +137,13 @@ def with_leading_axis(x: Any, count: int | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
-def typed_as(x: jax.Array, shape: Any) -> Any:
+def typed_as(x: jax.Array, shape: object) -> Any:
     """Return a value with the sharding that a description's type carries; where it carries none as it is."""
     sharding = _explicit(shape)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
 
 
-def _explicit(x: Any) -> NamedSharding | None:
+def _explicit(x: object) -> NamedSharding | None:
     sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
     known = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
     return sharding if known else None

@@ -25,7 +25,7 @@ def key_bits(x: ArrayLike) -> Any:
     return jax.random.key_data(x) if is_key(x) else x
 
 
-def wrap_key(x: Any, like: jax.Array) -> Any:
+def wrap_key(x: object, like: jax.Array) -> Any:
     """Return keys of given bits that draw as ``like``, an array or its description; ``x`` where that is no key."""
     return jax.random.wrap_key_data(jnp.asarray(x), impl=_impl(like)) if is_key(like) else x
 

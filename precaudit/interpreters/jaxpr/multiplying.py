@@ -194,7 +194,7 @@ def elementwise_factors(equation: jex.JaxprEqn, inputs: Sequence[Any]) -> tuple[
     return x, y, shape
 
 
-def _precisions(asked: Any) -> set[str]:
+def _precisions(asked: object) -> set[str]:
     """Return the names of a product's precisions: of its operands, or of an algorithm by the passes it asks for."""
     each = asked if isinstance(asked, tuple) else (asked,)
     names = {getattr(p, "name", "DEFAULT") for p in each}

@@ -61,7 +61,7 @@ class NarrowBits:
         return lax.bitcast_convert_type(self.bits, self.dtype)
 
 
-def hold_narrow(tree: Any) -> Any:
+def hold_narrow(tree: object) -> Any:
     """Return a tree of arrays with its narrow floats on the host or a CPU as ``NarrowBits``, in the same memory."""
     return jax.tree.map(_hold, tree, is_leaf=_is_narrow)
 
@@ -83,7 +83,7 @@ def moved_as_bits(function: Callable[..., Any]) -> Callable[..., Any]:
     return restore
 
 
-def _is_narrow(x: Any) -> bool:
+def _is_narrow(x: object) -> bool:
     return isinstance(x, NarrowBits)
 
 
@@ -92,7 +92,7 @@ def _floats(dtype: DTypeLike) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits in (8, 16)
 
 
-def _hold(x: Any) -> Any:
+def _hold(x: object) -> Any:
     if not isinstance(x, jax.Array | np.ndarray) or not _floats(x.dtype):
         return x
     bits = INTEGERS[x.dtype.itemsize]

@@ -85,7 +85,7 @@ def _find_opaque(jaxpr: jex.Jaxpr, blanks: dict[int, Meaning]) -> bool:
     return True
 
 
-def _is_array(aval: Any) -> bool:
+def _is_array(aval: object) -> bool:
     """Whether a result is an array of numbers, or memory that holds one: no key or token."""
     return isinstance(getattr(aval, "dtype", None), np.dtype)
 

@@ -309,9 +309,9 @@ def _moves(e: jex.JaxprEqn) -> bool:
     return e.primitive.name in MOVES
 
 
-def _integers(aval: Any) -> bool:
+def _integers(aval: object) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.integer))
 
 
-def _floats(aval: Any) -> bool:
+def _floats(aval: object) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.floating))

@@ -76,7 +76,7 @@ def _walk(jaxpr: jex.Jaxpr, given: list[Reads], found: _Found) -> list[Reads]:
     """Return what the outputs of an open jaxpr read; ``given``: what its arguments do."""
     known = dict(zip(jaxpr.invars, given, strict=True))
 
-    def of(v: Any) -> Reads:
+    def of(v: object) -> Reads:
         return NONE if hasattr(v, "val") else known.get(v, NONE)
 
     for e in jaxpr.eqns:

@@ -282,7 +282,7 @@ class _Reaper:
         return map_shards(body, params, inputs, [], params["check_vma"])
 
 
-def _sharding(given: Any) -> Sharding | None:
+def _sharding(given: object) -> Sharding | None:
     """Return a sharding, None where none was given (JAX has a mark of its own for that)."""
     return given if isinstance(given, Sharding) else None
 

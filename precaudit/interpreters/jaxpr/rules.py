@@ -98,7 +98,7 @@ def scatter_rule(name: str) -> Rule:
             raise ValueError("its update is a function of both elements")
         operand, indices, updates = inputs
 
-        def update(x: Any) -> Any:
+        def update(x: object) -> Any:
             return run(body, consts, [x, jnp.zeros((), updates.dtype)])[0]
 
         return [

@@ -49,7 +49,7 @@ def module_called(file: str, line: int, column: int, code: str, by_self: bool) -
     return "" if name in PLAIN_MODULES or len(name) == 1 or not name.isidentifier() else name
 
 
-def _root(node: Any) -> str:
+def _root(node: object) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -94,7 +94,7 @@ def _span(node: Any) -> tuple[Position, Position]:
     return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
 
 
-def _name(target: Any) -> str:
+def _name(target: object) -> str:
     if isinstance(target, ast.Tuple | ast.List):
         return next((n for t in target.elts if (n := _name(t)) and n not in PLAIN), "")
     if isinstance(target, ast.Attribute):

@@ -94,7 +94,7 @@ class TapChoice:
 ANY_TAPS = TapChoice()
 
 
-def tag_program(function: Callable[..., Any], params: Any, *inputs: Any, choice: TapChoice = ANY_TAPS) -> Tagged:
+def tag_program(function: Callable[..., Any], params: object, *inputs: Any, choice: TapChoice = ANY_TAPS) -> Tagged:
     """Return ``function(params, *inputs)`` with taps: its own, automatic ones, or both.
 
     Parameters are arguments that are recorded nowhere: what is made of them alone is no point. Raises UserError for a
@@ -130,7 +130,7 @@ def tag_program(function: Callable[..., Any], params: Any, *inputs: Any, choice:
     kept = () if taps == "automatic" else only
     automatic = Evaluated(names)
 
-    def has_taps(body: Any) -> bool:
+    def has_taps(body: object) -> bool:
         return (bool(own.equations) and bool(sites(body, kept))) or (taps != "own" and automatic.touches(body))
 
     loops = tapped_loops(jaxpr.jaxpr, has_taps)

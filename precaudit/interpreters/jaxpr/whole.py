@@ -136,7 +136,7 @@ class WholeNumbers:
             return 1.0 if v.aval.dtype == bool else _most_held(v.aval.dtype)
         return self.most.get(v, inf)
 
-    def link_body(self, inner: Any, outer: Any, one: bool = True) -> None:
+    def link_body(self, inner: object, outer: object, one: bool = True) -> None:
         """Take note that a variable of a body is one outside of it, or slices of it; ``one``: in every step, too."""
         if one:
             self.most[inner] = self.size(outer)
@@ -147,7 +147,7 @@ class WholeNumbers:
         if isinstance(outer, jex.Literal) or outer in self.constant:
             self.constant.add(inner)
 
-    def link_result(self, outer: Any, inner: Any, one: bool = True) -> None:
+    def link_result(self, outer: object, inner: object, one: bool = True) -> None:
         """Take note that a result of a call is what its body gives; ``one``: in every step."""
         self.link_body(outer, inner, one)
         if not isinstance(inner, jex.Literal) and inner in self.counts:
@@ -159,14 +159,14 @@ class WholeNumbers:
         return {v: e for v, e in self.counts.items() if v not in self.passed}
 
 
-def _has_values(x: Any) -> bool:
+def _has_values(x: object) -> bool:
     """Whether an input is an array here, with values, and no tracer."""
     if isinstance(x, jax.Array):
         return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
     return isinstance(x, np.ndarray | np.generic)
 
 
-def _integral(aval: Any) -> bool:
+def _integral(aval: object) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool)
 
 
@@ -176,5 +176,5 @@ def _most_held(dtype: DTypeLike) -> float:
     return float(max(held.max, -held.min)) if held.bits <= 8 else inf
 
 
-def _floating(aval: Any) -> bool:
+def _floating(aval: object) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.floating))

@@ -32,7 +32,7 @@ def traced_as(x: ArrayLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=bool(getattr(x, "weak_type", False)))
 
 
-def halve_widths(tree: Any) -> Any:
+def halve_widths(tree: object) -> Any:
     """Return a tree of arguments as a program reads them where 64-bit types are off: its arrays in half the width."""
 
     def leaf(x: ArrayLike) -> Any:

@@ -50,7 +50,7 @@ def collectives(chips: int) -> dict[str, Rule]:
     }
 
 
-def _of_group(x: Any, groups: Groups) -> Any:
+def _of_group(x: object, groups: Groups) -> Any:
     """Return what every chip of this one's group has [P, …], in the group's order."""
     members = np.zeros((sum(map(len, groups)), len(groups[0])), np.int32)
     for group in groups:
@@ -82,7 +82,7 @@ def _join(call: InstructionCall, _groups: Groups, parts: Any) -> Any:
     return lax.concatenate(list(parts), axis)
 
 
-def _add_and_cut(call: InstructionCall, groups: Groups, parts: Any) -> Any:
+def _add_and_cut(call: InstructionCall, groups: Groups, parts: object) -> Any:
     (axis,) = call.ints("dimensions")
     total = _add(call, groups, parts)
     size = total.shape[axis] // len(groups[0])

@@ -32,7 +32,7 @@ def emulate_passes(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def asked_passes(precision: Any) -> int:
+def asked_passes(precision: object) -> int:
     """Return how many passes an equation's precision asks for: a precision, one of each operand, or a preset."""
     names = [getattr(p, "name", "DEFAULT") for p in (precision if isinstance(precision, tuple) else (precision,))]
     return max(PASSES.get(x.lower(), ALGORITHMS.get(f"dot_{x.lower()}", 1)) for x in names)

@@ -111,10 +111,10 @@ def check_policy(policy: Policy, target: Target) -> None:
 def compile_for(
     target: Target,
     function: Callable[..., Any],
-    arguments: Any,
+    arguments: object,
     donated: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
-    out: Any = None,
+    out: object = None,
 ) -> CompiledProgram:
     """Compile ``function(*arguments)`` for one chip of a target; arrays or shapes with formats are given.
 

@@ -132,7 +132,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return said
 
 
-def _token_fields(token: Any) -> dict[str, Any]:
+def _token_fields(token: object) -> dict[str, Any]:
     """Return what an added token is, whether a file writes it or the library does."""
     if isinstance(token, str):
         return {"content": token}

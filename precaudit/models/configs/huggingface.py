@@ -132,7 +132,7 @@ def _refuse_unmapped(raw: Raw, source: Source, allowed: Collection[str]) -> None
             )
 
 
-def _check_quantisation(given: Any) -> None:
+def _check_quantisation(given: object) -> None:
     """Raise UserError unless weights are stored as they are, or as float8 with scales (weights alone are quantised)."""
     if given is None:
         return

@@ -29,7 +29,7 @@ class IntegerMatrix:
     scales: jax.Array
     width: int
 
-    def astype(self, _dtype: Any) -> "IntegerMatrix":
+    def astype(self, _dtype: object) -> "IntegerMatrix":
         """Return itself: what is held as integers has no other format."""
         return self
 

@@ -78,14 +78,14 @@ class Layout:
         """Where what has a row for every prompt lies."""
         return self.named(Spec("data"))
 
-    def put(self, tree: Any, where: Any) -> Any:
+    def put(self, tree: object, where: object) -> Any:
         """Return arrays cut so; of what several processes hold alike, each keeps its own parts."""
         if jax.process_count() == 1:
             return jax.device_put(tree, where)
         shardings = jax.tree.broadcast(where, tree)
         return jax.tree.map(_place, tree, shardings)
 
-    def tables(self, tables: Any) -> Any:
+    def tables(self, tables: object) -> Any:
         """Return where RoPE's tables lie."""
         return jax.tree.map(self.named, table_specs(tables), is_leaf=lambda x: isinstance(x, Spec))
 
@@ -125,7 +125,7 @@ def cache_spec(mesh: MeshShape, config: DecoderConfig) -> Spec:
     return Spec(None, "data", None, "model" if cuts_keys(mesh, config) else None)
 
 
-def parameter_specs(params: Any, mesh: MeshShape, config: DecoderConfig) -> Any:
+def parameter_specs(params: object, mesh: MeshShape, config: DecoderConfig) -> Any:
     """Return the tree of how parameters, or shapes of such, are cut."""
 
     def spec(path: tuple[Any, ...], x: Any) -> Spec:
@@ -136,7 +136,7 @@ def parameter_specs(params: Any, mesh: MeshShape, config: DecoderConfig) -> Any:
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
-def table_specs(tables: Any) -> Any:
+def table_specs(tables: object) -> Any:
     """Return how RoPE's tables are cut: [P, R/2] not, each sequence's own [B, P, R/2] as the sequences are."""
     return jax.tree.map(lambda x: Spec("data") if len(x.shape) == 3 else Spec(), tables)
 
@@ -144,7 +144,7 @@ def table_specs(tables: Any) -> Any:
 def call_specs(mesh: MeshShape, config: DecoderConfig) -> Callable[..., Any]:
     """Return what gives the tree of how the arguments of a prefill or a decode are cut."""
 
-    def specs(params: Any, tables: Any, *rest: Any) -> tuple[Any, ...]:
+    def specs(params: object, tables: object, *rest: Any) -> tuple[Any, ...]:
         tokens, starts, rows, cache, take = rest
         by_prompt = jax.tree.map(lambda _: Spec("data"), (tokens, starts, rows, take))
         caches = jax.tree.map(lambda _: cache_spec(mesh, config), cache)
@@ -153,7 +153,7 @@ def call_specs(mesh: MeshShape, config: DecoderConfig) -> Callable[..., Any]:
     return specs
 
 
-def _place(x: Any, where: NamedSharding) -> Any:
+def _place(x: object, where: NamedSharding) -> Any:
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, where)
     whole = np.asarray(x)

@@ -162,7 +162,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _index(x: Any) -> bool:
+def _index(x: object) -> bool:
     return type(x) is int and 0 <= x < 1 << 31
 
 

@@ -35,7 +35,7 @@ def with_values(program: Program) -> tuple[Program, ...]:
     return tuple(found)
 
 
-def first_inputs(entry: Entry, name: str, inputs: tuple[Any, ...], outputs: Any) -> tuple[Any, ...]:
+def first_inputs(entry: Entry, name: str, inputs: tuple[Any, ...], outputs: object) -> tuple[Any, ...]:
     """Return an entry point's first inputs, of the last call's before it; raises UserError with what ``begin`` said."""
     try:
         made = entry.begin(inputs, outputs)
@@ -44,7 +44,7 @@ def first_inputs(entry: Entry, name: str, inputs: tuple[Any, ...], outputs: Any)
     return _inputs(name, halve_widths(made))
 
 
-def _inputs(name: str, made: Any) -> tuple[Any, ...]:
+def _inputs(name: str, made: object) -> tuple[Any, ...]:
     if not isinstance(made, tuple):
         raise UserError(f"Program: begin of {name} must return a tuple of inputs, not {type(made).__name__}")
     return made

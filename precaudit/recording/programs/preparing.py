@@ -207,7 +207,7 @@ def shapes_of(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [(np.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(inputs)]
 
 
-def next_inputs(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+def next_inputs(program: Program, inputs: tuple[Any, ...], out: object) -> tuple[Any, ...]:
     """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
     assert program.advance is not None
     made = halve_widths(program.advance(inputs, out))

@@ -247,7 +247,7 @@ def _note_disturbance(
     return msgspec.structs.replace(noted, made={} if text is None else _ways_by_label(text, captured), split=split)
 
 
-def _is_on_several(out: Any) -> bool:
+def _is_on_several(out: object) -> bool:
     """Whether outputs lie on several devices."""
     return any(len(x.sharding.device_set) > 1 for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
 

@@ -30,7 +30,7 @@ class ChipProgram:
         each = found if isinstance(found, tuple) else (found,)
         return tuple(join_parts(x, how) for x, how in zip(each, self.made, strict=True))
 
-    def _cut(self, i: int, x: Any) -> Any:
+    def _cut(self, i: int, x: object) -> Any:
         kept = self._kept.get(i)
         if kept is None or kept[0] is not x:
             self._kept[i] = kept = (x, cut_parts(x, self.given[i]))
@@ -42,7 +42,7 @@ def cut_parts(x: Any, how: Any) -> Any:
     return jnp.stack([x[index] for index in _indices(how, np.shape(x))])
 
 
-def join_parts(parts: Any, how: Any) -> jax.Array:
+def join_parts(parts: object, how: object) -> jax.Array:
     """Return the array of what each chip has of it [chips, …]; raises UserError where two have one part otherwise."""
     held = np.asarray(parts)
     shape = _whole_shape(how, held.shape[1:])

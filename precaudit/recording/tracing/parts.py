@@ -32,7 +32,7 @@ class Spread:
     here: tuple[Part, ...]
 
     @classmethod
-    def of(cls, x: Any, first: bool) -> "Spread":
+    def of(cls, x: object, first: bool) -> "Spread":
         """Return where an array lies; what every process holds whole is the first's."""
         if isinstance(x, NarrowBits):
             bits = cls.of(x.bits, first)
@@ -64,7 +64,7 @@ class Spread:
         return self.written(name, [range(n) for n in self.shape])
 
 
-def gathered(x: Any) -> Array:
+def gathered(x: object) -> Array:
     """Return an array whole, on every process; all have to call this in the same order."""
     return on_host(x.bits).view(x.dtype) if isinstance(x, NarrowBits) else on_host(x)
 

@@ -66,7 +66,7 @@ class CompilerOutput:
     compiled: CompiledProgram | None = None
 
     @classmethod
-    def of(cls, made: CompiledProgram, outputs: Any, chips: int) -> "CompilerOutput":
+    def of(cls, made: CompiledProgram, outputs: object, chips: int) -> "CompilerOutput":
         """Return what a compiler made, for so many chips."""
         module = parse_module(made.text)
         custom = kernel_rule(module, made.jaxpr)

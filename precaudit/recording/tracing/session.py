@@ -267,7 +267,7 @@ class Session:
             fed.append(token)
         return [[int(t[b]) for t in fed[:-1]] for b in each]
 
-    def _logits(self, x: Any) -> Any:
+    def _logits(self, x: object) -> Any:
         """Return logits where every process has them whole."""
         return gathered(x) if self.hosts.several else x
 

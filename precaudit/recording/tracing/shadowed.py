@@ -111,7 +111,7 @@ def _calls(
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
         return jax.tree.map(lambda x: np.zeros(x.shape, np.float64 if x.dtype.kind != "i" else x.dtype), shapes)
 
-    def prefill(phase: str, fed: list[list[int]], filled: Any) -> ShadowedCall:
+    def prefill(phase: str, fed: list[list[int]], filled: object) -> ShadowedCall:
         x, first = batch.arrays(fed)
         last = (first + np.asarray([len(s) - 1 for s in fed], np.int32))[:, None]
         tables = exact_tables(subject, batch.length, batch.lengths(phase))

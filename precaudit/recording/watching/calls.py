@@ -139,7 +139,7 @@ class Watch:
         """Whether this thread records calls: what is jitted meanwhile is not the script's."""
         return getattr(self.busy, "recording", False)
 
-    def shapes(self, args: Any, kwargs: Any) -> Shapes:
+    def shapes(self, args: object, kwargs: object) -> Shapes:
         """Return the formats and shapes of a call's arrays; what else has a format is none."""
         import numpy as np
 
@@ -208,7 +208,7 @@ class Jitted:
             self._of.note(LOWERED)
         return getattr(self._jitted, name)
 
-    def __get__(self, owner: Any, kind: Any = None) -> Any:
+    def __get__(self, owner: object, kind: Any = None) -> Any:
         """Bind it as a method."""
         return self if owner is None else functools.partial(self, owner)
 
@@ -268,7 +268,7 @@ class Jitted:
         linked = {j: outputs[id(x)] for j, x in enumerate(leaves) if id(x) in outputs}
         return Kept(number, traced, [self._copies[id(x)][1] for x in leaves], linked=linked)
 
-    def _ended(self, number: int, kept: Kept | None, out: Any) -> None:
+    def _ended(self, number: int, kept: Kept | None, out: object) -> None:
         """Note what a call gave, and hand a group that is whole over."""
         of, picked = self._of, self._watch.picked
         leaves, more = self._watch.jax.tree.leaves(out), picked.may_keep_after(number)
@@ -311,7 +311,7 @@ def shapes_text(shapes: Shapes) -> list[str]:
     return [f"{dtype}{list(shape)}" for dtype, shape in shapes]
 
 
-def _count(jaxpr: Any, formats: dict[str, None]) -> int:
+def _count(jaxpr: object, formats: dict[str, None]) -> int:
     """Return how many equations a jaxpr has, with its bodies; collect the formats of their floats."""
     from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 

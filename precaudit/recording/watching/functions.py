@@ -71,7 +71,7 @@ def _innermost(f: Any) -> Any:
             return f
 
 
-def host_copy(x: Any) -> Any:
+def host_copy(x: object) -> Any:
     """Return a copy of a leaf that stays when the call takes its buffer over: an array of the host, a key of JAX's."""
     import jax
     import numpy as np

@@ -108,16 +108,16 @@ def roles_of(calls: Sequence[Kept]) -> Roles:
     return Roles(tuple(same), state, tuple(j for j in range(n) if j not in same and j not in state))
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: Any) -> bool:
     x, y = (np.asarray(jax.random.key_data(v) if is_key(v) else v) for v in (a, b))
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: object) -> bool:
     return bool(jnp.issubdtype(np.asarray(x).dtype, jnp.floating))
 
 
-def _array(x: Any, dtype: Any) -> Any:
+def _array(x: object, dtype: object) -> Any:
     return x if is_key(x) else jnp.asarray(x, dtype)
 
 

@@ -83,7 +83,7 @@ def _stored(name: str, shape: Sequence[int], read: Callable[[], Array]) -> Tenso
     return Tensor(name, tuple(shape), read().dtype.name, read)
 
 
-def _tree_side(params: Any, label: str) -> Side:
+def _tree_side(params: object, label: str) -> Side:
     found, passed = {}, []
     for name, x in parameter_leaves(params).items():
         if not hasattr(x, "dtype") or not getattr(x, "shape", ()):
@@ -95,7 +95,7 @@ def _tree_side(params: Any, label: str) -> Side:
     return _checked(Side(label, found, None, tuple(passed)))
 
 
-def _single(x: Any) -> Array:
+def _single(x: object) -> Array:
     """Return an array, one of 64 bits rounded to 32, as a Program's are."""
     found = np.asarray(x)
     return found.astype(np.float32) if found.dtype == np.float64 else found

@@ -100,7 +100,7 @@ def read_run(run: Recalled, filters: Filters, other: Path | None, show: Callable
     return Shown(run, maps, judged, causes_by_place(judged.judgement, judged.findings or ()))
 
 
-def _holds_all(_: Any) -> bool:
+def _holds_all(_: object) -> bool:
     return True
 
 

@@ -211,12 +211,12 @@ def add_undrawn_sums(candidate, emulated, reference, relative, tie, smallest, un
     return _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide, _wide)
 
 
-def as_kernel_input(x: Any) -> Any:
+def as_kernel_input(x: object) -> Any:
     """Return FP64 values as the kernels take them."""
     return as_is(np.asarray(x, np.float64))
 
 
-def as_is(x: Any) -> Any:
+def as_is(x: object) -> Any:
     """Return an array as the kernels take it: contiguous and, since what is mapped is, read-only."""
     y = np.require(x, requirements=("C", "A")).view(np.ndarray)
     y.flags.writeable = False
