@@ -1,16 +1,24 @@
 """Sums, largest values and distances in units in the last place of a block of rows in one pass, compiled by numba."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from precaudit.numbers.arrays import Array
 from precaudit.numbers.compiling import nogil_njit
 
 PIECE = 1024  # elements read twice while they are in the first-level cache, with their channels' sums
 # No nnan, no ninf: elements that are not finite are told from the others by comparing with infinity.
 ORDER = {"reassoc", "contract"}
+
+
+class Totals(NamedTuple):
+    """What is filled, or added to: cells of rows and heads, and channels; made in compiled code, where it is free."""
+
+    cells: Array
+    channels: Array
 
 
 @numba.njit
@@ -70,12 +78,13 @@ def _ulps_bfloat16(x, y):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _rows(c, r, cells, channels, first, wide, ulps):  # type: ignore[no-untyped-def]
+def _rows(c, r, totals, first, wide, ulps):  # type: ignore[no-untyped-def]
     """Fill cells [8, T, H] from row ``first`` on and add to channels [3, H * K]; c, r are [rows, H, K], contiguous.
 
     Return how many elements are not finite, and the largest distance as ulps(element of c, FP64 reference) gives it.
     """
     rows, heads, width = c.shape
+    cells, channels = totals.cells, totals.channels
     bad, far = np.int64(0), np.uint64(0)
     for t in range(rows):
         for h in range(heads):
@@ -122,17 +131,17 @@ def _rows(c, r, cells, channels, first, wide, ulps):  # type: ignore[no-untyped-
 
 @nogil_njit(fastmath=ORDER)
 def _float64(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
-    return _rows(c, r, cells, channels, first, _wide, _ulps_float64)
+    return _rows(c, r, Totals(cells, channels), first, _wide, _ulps_float64)
 
 
 @nogil_njit(fastmath=ORDER)
 def _float32(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
-    return _rows(c, r, cells, channels, first, _wide, _ulps_float32)
+    return _rows(c, r, Totals(cells, channels), first, _wide, _ulps_float32)
 
 
 @nogil_njit(fastmath=ORDER)
 def _bfloat16(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
-    return _rows(c, r, cells, channels, first, _wide_bfloat16, _ulps_bfloat16)
+    return _rows(c, r, Totals(cells, channels), first, _wide_bfloat16, _ulps_bfloat16)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"float64": _float64, "float32": _float32, "bfloat16": _bfloat16}

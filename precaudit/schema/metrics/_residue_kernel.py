@@ -1,16 +1,37 @@
 """What an emulation leaves, sums over it, and over an ensemble's deviations, in one pass over memory, by numba."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from precaudit.numbers.arrays import Array
 from precaudit.numbers.compiling import nogil_njit
-from precaudit.schema.metrics._moments_kernel import ORDER, PIECE, _difference, _wide, _wide_bfloat16
+from precaudit.schema.metrics._moments_kernel import ORDER, PIECE, Totals, _difference, _wide, _wide_bfloat16
 from precaudit.schema.metrics.sizes import EXPONENT
 
 CELLS = 9  # [T, H]: Σ left², Σ noise², Σ r², Σ left·r, Σ left, Σ noise²·r², Σ r⁴, Σ |r|, Σ r
 CHANNELS = 3  # [H, K]: Σ left², Σ noise², Σ r²
+
+
+class EmulatedRows(NamedTuple):
+    """Values [T, K] that were recorded, that an emulation makes, and that FP64 does."""
+
+    candidate: Array
+    emulated: Array
+    reference: Array
+
+
+class LeastNoise(NamedTuple):
+    """``relative``: noise over the rms of a row; ``tie`` · |r|: what sums are off by, below 0 where ties are no matter.
+
+    ``smallest``, ``unit``: the format's smallest normal number and unit roundoff.
+    """
+
+    relative: float
+    tie: float
+    smallest: float
+    unit: float
 
 
 @numba.njit(inline="always")
@@ -133,7 +154,10 @@ def _wide_upper(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, wide, made):  # type: ignore[no-untyped-def]
+def _undrawn(values, noise, totals, wide, made):  # type: ignore[no-untyped-def]
+    candidate, emulated, reference = values.candidate, values.emulated, values.reference
+    relative, tie, smallest, unit = noise.relative, noise.tie, noise.smallest, noise.unit
+    cells, channels = totals.cells, totals.channels
     length, width = candidate.shape
     apart = known_error = error_size = change = 0.0
     farthest, row, allowance = np.int64(0), 0, 0.0
@@ -195,9 +219,8 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
 @nogil_njit(fastmath=ORDER)
 def undrawn_bfloat16(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
     """``add_undrawn_sums`` of bfloat16's words and the upper halves of FP64 words."""
-    return _undrawn(
-        candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide_bfloat16, _wide_upper
-    )
+    noise, totals = LeastNoise(relative, tie, smallest, unit), Totals(cells, channels)
+    return _undrawn(EmulatedRows(candidate, emulated, reference), noise, totals, _wide_bfloat16, _wide_upper)
 
 
 @nogil_njit(fastmath=ORDER)
@@ -208,7 +231,8 @@ def add_undrawn_sums(candidate, emulated, reference, relative, tie, smallest, un
     looked for. Return sums of squares: c − ê, c − r and ê − r with 0 for each value that is not finite, and after the
     second c − r with 0 where that is not; and what ``farthest_excess`` does with half an ulp and a row's noise allowed.
     """
-    return _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide, _wide)
+    noise, totals = LeastNoise(relative, tie, smallest, unit), Totals(cells, channels)
+    return _undrawn(EmulatedRows(candidate, emulated, reference), noise, totals, _wide, _wide)
 
 
 def as_kernel_input(x: object) -> Any:
