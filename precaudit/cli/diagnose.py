@@ -77,7 +77,7 @@ def command(context: click.Context, /, run: Path, filters: "Filters", to: Delive
     Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown, or
     nothing was judged.
     """
-    from precaudit.diagnosis.diagnose import diagnose
+    from precaudit.diagnosis.diagnose import diagnose, lift_subject
     from precaudit.errors import UserError
     from precaudit.recording.opening import kind_of
     from precaudit.recording.runs.programs import Opened
@@ -99,14 +99,9 @@ def command(context: click.Context, /, run: Path, filters: "Filters", to: Delive
         raise UserError("--mesh goes with --invariance sharding")
     asked = selection_of_filters(opened.record.requested, filters)
     with progress_bar() as advance, references(given["no_cache"]) as cache:
-        found = diagnose(
-            opened,
-            asked,
-            CompareOptions(accum=(), model=model, partial=partial, cache=cache),
-            advance,
-            lift=_meanings(given["lift"]),
-            objective=given["objective"],
-        )
+        options = CompareOptions(accum=(), model=model, partial=partial, cache=cache)
+        subject = lift_subject(opened, None, options, _meanings(given["lift"]))
+        found = diagnose(opened, asked, options, advance, subject, given["objective"])
         deliver(diagnosis_report(found, given["verbose"]), to)
         codes = {found.exit_code}
         if on_meshes is not None:

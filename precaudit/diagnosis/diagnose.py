@@ -71,6 +71,17 @@ class Diagnosis(Brief):
         return findings_frame(self.findings)
 
 
+def lift_subject(
+    run: Run | Path | str, subject: Any, options: CompareOptions, lift: Mapping[str, Callable[..., Any]] | None
+) -> Any:
+    """Return the program that was recorded with FP64 meanings, by name, of primitives and Pallas kernels in it."""
+    if not lift:
+        return subject
+    recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
+    found = recorded_program(recorded, subject, options.model)("cpu")
+    return subject if found is None else replace(found, lift=lift)
+
+
 @np.errstate(all="ignore")  # what is not finite has its own status
 def diagnose(
     run: Run | Path | str,
@@ -78,14 +89,13 @@ def diagnose(
     options: CompareOptions | None = None,
     tell: Advance = silent,
     subject: Any = None,
-    lift: Mapping[str, Callable[..., Any]] | None = None,
     objective: str = "margin",
 ) -> Diagnosis:
     """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
 
-    ``subject``: the program that was recorded, where it is not the shipped decoder. ``lift``: FP64 meanings, by name,
-    of primitives and Pallas kernels in it; ``objective``: what the shares are of, margin, kl, logprob or logprob:TOKEN.
-    Raises UserError as ``compare`` does.
+    ``subject``: the program that was recorded, where it is not the shipped decoder, or has meanings that
+    ``lift_subject`` gave it; ``objective``: what the shares are of, margin, kl, logprob or logprob:TOKEN. Raises
+    UserError as ``compare`` does.
     """
     options = options or CompareOptions(accum=())
     opened = run if isinstance(run, Run) else open_run(run, options.partial)
@@ -93,9 +103,6 @@ def diagnose(
     compared = compare(opened, None, select, options, tell)
     recorded = Recorded.of(compared.run)
     program_on = recorded_program(recorded, subject, options.model)
-    if lift and (lifted := program_on("cpu")) is not None:
-        subject = replace(lifted, lift=lift)
-        program_on = recorded_program(recorded, subject)
     records = {_key(e): e for e in compared.errors if e.kind in PLACED}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     verdicts += pooled_verdicts(compared.errors, default_limits())

@@ -22,10 +22,12 @@ def compare_model(run: Run, against: Any, keywords: Keywords) -> Any:
 def diagnose_model(run: Any, keywords: Keywords) -> Any:
     """Find the causes of the errors of a model's run, as the keywords of ``diagnose`` say."""
     from precaudit.diagnosis.diagnose import diagnose as found
+    from precaudit.diagnosis.diagnose import lift_subject
     from precaudit.references.comparison.compare import CompareOptions
 
     names = ("select", "options", "subject", "lift", "objective")
     check_keywords("diagnose", keywords, (*names, *FILTERS, *option_names(CompareOptions), "progress"))
     run, select, options = looking(run, keywords, CompareOptions(accum=()))
+    subject = lift_subject(run, keywords.pop("subject", None), options, keywords.pop("lift", None))
     with progress_of(keywords.pop("progress", None)) as progress:
-        return found(run, select, options, progress.advance, **keywords)
+        return found(run, select, options, progress.advance, subject, **keywords)

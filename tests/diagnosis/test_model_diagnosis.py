@@ -13,7 +13,7 @@ from exams.exam_diagnose import MIDDLE, cell, traced
 from exams.mistakes import MISTAKES, altered, placed, zeros_read
 from exams.rewrites import REWRITES
 from precaudit.cli import run
-from precaudit.diagnosis.diagnose import diagnose
+from precaudit.diagnosis.diagnose import diagnose, lift_subject
 from precaudit.diagnosis.evidence.caches import explain
 from precaudit.diagnosis.evidence.closure import closure
 from precaudit.diagnosis.evidence.flips import Flip, LogitsRows, exchanged_tokens, flips, flips_sentence
@@ -431,7 +431,8 @@ def test_a_program_that_cannot_be_lifted_is_unknown_until_its_meaning_is_given(t
     found = diagnose(tmp_path / "run", options=options, subject=subject)
     assert "--lift pure_callback=" in found.formula.unknown
     assert found.shares[0].unknown is not None
-    found = diagnose(tmp_path / "run", options=options, subject=subject, lift={"pure_callback": lifted_softmax})
+    lifted = lift_subject(tmp_path / "run", subject, options, {"pure_callback": lifted_softmax})
+    found = diagnose(tmp_path / "run", options=options, subject=lifted)
     assert (found.formula.unknown, found.formula.differs, found.exit_code) == (None, (), 0)
     assert found.shares[0].remainder <= 0.005
 

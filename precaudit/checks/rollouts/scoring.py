@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.errors import UserError
 from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.models.jax_decoder.decoder import RowReduction
 from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
@@ -65,7 +66,9 @@ def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float,
             turned[b] = len(whole)
             at[b, :n] = np.arange(len(r.prompt) - 1, len(whole) - 1)
         given = jax.device_put((tokens, np.zeros(BATCH, np.int32), at, next_), subject.device)
-        made = score(subject.parameters, subject.tables(length, turned), *given, jnp.float32(temperature))
+        *where, ids = given
+        targets = Targets(ids, jnp.float32(temperature))
+        made = score(subject.parameters, subject.tables(length, turned), *where, targets)
         values = np.asarray(made, np.float64)
         for b, i in enumerate(chosen):
             found[i] = values[b, : len(rollouts[i].tokens)]
@@ -89,9 +92,16 @@ def buckets_of(r: Rollout) -> tuple[int, int]:
     return bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
 
 
+class Targets(NamedTuple):
+    """The tokens [B, R] that log-probabilities are of, and what logits are divided by."""
+
+    ids: jax.Array
+    temperature: jax.Array
+
+
 @lru_cache(maxsize=4)
 def _program(decoder: Any, options: tuple[Any, ...], platform: str) -> Callable[..., Any]:
-    """Return jitted (params, tables, tokens [B, T], starts, rows [B, R], targets [B, R], temperature) → [B, R]."""
+    """Return jitted (params, tables, tokens [B, T], starts, rows [B, R], targets) → [B, R]."""
 
     def score(
         params: Mapping[str, Any],
@@ -99,14 +109,13 @@ def _program(decoder: Any, options: tuple[Any, ...], platform: str) -> Callable[
         tokens: jax.Array,
         starts: jax.Array,
         rows: jax.Array,
-        targets: jax.Array,
-        temperature: jax.Array,
+        targets: Targets,
     ) -> Any:
         def block(logits: jax.Array, ids: jax.Array) -> Any:
-            shares = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+            shares = jax.nn.log_softmax(logits.astype(jnp.float32) / targets.temperature, axis=-1)
             return jnp.take_along_axis(shares, ids[..., None], axis=-1)[..., 0]
 
-        return decoder.of_rows(params, tables, tokens, starts, rows, targets, block, ROWS)
+        return decoder.of_rows(params, tables, tokens, starts, rows, RowReduction(targets.ids, block, ROWS))
 
     return jit_program(score, platform, compiler_options=dict(options) or None)
 

@@ -43,6 +43,18 @@ def turned_at(table: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
+class RowReduction:
+    """``reduce(logits [B, N, V], given [B, N])``, of N rows at a time.
+
+    At most ``block``, which divides the number of rows where that is larger.
+    """
+
+    given: jax.Array
+    reduce: Callable[[jax.Array, jax.Array], jax.Array]
+    block: int
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
@@ -93,20 +105,15 @@ class Decoder:
         tokens: jax.Array,
         starts: jax.Array,
         logit_rows: jax.Array,
-        given: jax.Array,
-        reduce: Callable[[jax.Array, jax.Array], jax.Array],
-        block: int,
+        made: RowReduction,
     ) -> jax.Array:
-        """Prefill tokens [B, T]; return ``reduce(logits [B, N, V], given [B, N])`` [B, R] at ``logit_rows`` [B, R].
-
-        Logits are made for N rows at a time, at most ``block``, which divides R where R is larger.
-        """
+        """Prefill tokens [B, T]; return what a reduction makes of logits [B, R] at ``logit_rows`` [B, R]."""
         batch, length = tokens.shape
         rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
         x, _ = self._layers(params, tokens, self._step(tables, rows, starts, length, None), None)
-        n = min(block, logit_rows.shape[1])
-        parts = [jnp.moveaxis(y.reshape(batch, -1, n), 1, 0) for y in (logit_rows, given)]
-        out = lax.map(lambda p: reduce(self._logits(params, x, p[0]), p[1]), parts)
+        n = min(made.block, logit_rows.shape[1])
+        parts = [jnp.moveaxis(y.reshape(batch, -1, n), 1, 0) for y in (logit_rows, made.given)]
+        out = lax.map(lambda p: made.reduce(self._logits(params, x, p[0]), p[1]), parts)
         return jnp.moveaxis(out, 0, 1).reshape(batch, -1)
 
     def decode(

@@ -72,10 +72,10 @@ def left_over(candidate, emulated, reference, sums, smallest, unit, out):  # typ
 
 
 @nogil_njit(fastmath=ORDER)
-def pool(made, around, reference, root, power, gains, means):  # type: ignore[no-untyped-def]
-    """Add a realisation's deviations d = (made − around) · root to power Σ d² [T, H, K]; fill gains Σ d·r, means Σ d.
+def pool(made, around, reference, root, power, sums):  # type: ignore[no-untyped-def]
+    """Add a realisation's deviations d = (made − around) · root to power Σ d² [T, H, K]; fill sums Σ d·r, Σ d.
 
-    Where d is not finite it is 0. All FP64 and contiguous [T, H, K]; gains and means [T, H].
+    Where d is not finite it is 0. All FP64 and contiguous [T, H, K]; sums [2, T, H].
     """
     length, heads, width = made.shape
     for t in range(length):
@@ -87,7 +87,7 @@ def pool(made, around, reference, root, power, gains, means):  # type: ignore[no
                 power[t, h, k] += d * d
                 gain += d * reference[t, h, k]
                 mean += d
-            gains[t, h], means[t, h] = gain, mean
+            sums[0, t, h], sums[1, t, h] = gain, mean
 
 
 @nogil_njit(fastmath=ORDER)

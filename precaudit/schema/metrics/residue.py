@@ -85,14 +85,14 @@ class Noise:
         )
 
         power, n = np.zeros(reference.shape), len(deviations)
-        gains, means = np.empty((2, n, *reference.shape[:2]))
+        sums = np.empty((2, n, *reference.shape[:2]))
         shown = as_kernel_input(reference)
         middle = as_kernel_input(np.broadcast_to(0.0, reference.shape) if around is None else around)
         for i, (d, weight) in enumerate(zip(deviations, weights or [1 / n] * n, strict=True)):
-            pool(as_kernel_input(d), middle, shown, weight**0.5, power, gains[i], means[i])
+            pool(as_kernel_input(d), middle, shown, weight**0.5, power, sums[:, i])
         size = norm(shown)
         relative = float(np.sqrt(power.sum())) / size if size else 0.0
-        return cls(power, gains, means, max(unit_roundoff / 3**0.5, relative), common)
+        return cls(power, sums[0], sums[1], max(unit_roundoff / 3**0.5, relative), common)
 
     def doubting(self, deviation: Array, reference: Array) -> "Noise":
         """Return the noise with one more deviation [T, H, K] that may be there in full."""
