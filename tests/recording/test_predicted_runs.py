@@ -21,7 +21,7 @@ from precaudit.interpreters.tpu import target
 from precaudit.interpreters.tpu.emulated import emulate_passes
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
-from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Execution, on_single_rows
+from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, RowExecution, on_single_rows
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.programs.loading import load_program as load_program
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
@@ -404,10 +404,10 @@ def test_a_policy_that_the_target_refuses_is_refused():
 )  # fmt: skip
 def test_what_a_vector_unit_may_do_is_of_a_tpu_alone(device, dtype, decode, ways):
     """Beside the declared passes; those of exact products need no float32 ones."""
-    found = on_single_rows(FP64, POINTS["q"], dtype, "bfloat16", Execution(device, decode))
+    found = on_single_rows(FP64, POINTS["q"], dtype, "bfloat16", RowExecution(device, decode))
     assert {how for way in found for how in way} == ways
     passes = replace(FP64, dot=lambda a, b: a @ b)
-    found = on_single_rows(passes, POINTS["q"], dtype, "bfloat16", Execution(device, decode))
+    found = on_single_rows(passes, POINTS["q"], dtype, "bfloat16", RowExecution(device, decode))
     assert {how for way in found for how in way} == ways | ({FLOAT32_PRODUCTS} if device == "tpu" else set())
 
 

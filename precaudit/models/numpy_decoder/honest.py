@@ -67,7 +67,7 @@ def forms_of(row: Point, dtype: str, base: Rounding | None) -> Iterator[Form]:
 
 
 @dataclass(frozen=True)
-class Execution:
+class RowExecution:
     """How an operation was executed: on a cpu, gpu or tpu, and with one row at a time (``decode``).
 
     ``settled``: its rounding is what the compiled program says, so that products are no others.
@@ -79,7 +79,7 @@ class Execution:
 
 
 def on_single_rows(
-    rounding: Rounding, row: Point, dtype: str, scores: str, executed: Execution
+    rounding: Rounding, row: Point, dtype: str, scores: str, executed: RowExecution
 ) -> dict[tuple[str, ...], Rounding]:
     """Return {what is done otherwise: rounding} of products with one row, where a device makes them in several ways.
 

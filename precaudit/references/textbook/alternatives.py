@@ -11,7 +11,7 @@ import numpy as np
 from precaudit.models.numpy_decoder.honest import (
     FLOAT32_PRODUCTS,
     ROUNDED_PRODUCTS,
-    Execution,
+    RowExecution,
     forms_of,
     on_single_rows,
 )
@@ -138,7 +138,7 @@ def unrounded_inputs(
     for j, producer in producers(recorded, model, o):
         point, dtype = producer.place.point, producer.stored.dtype.name
         base = rounding_at(recorded, policy, producer.place)
-        executed = Execution(device, decode, tpu_chooses(recorded, policy, producer.place))
+        executed = RowExecution(device, decode, tpu_chooses(recorded, policy, producer.place))
         for places in elisions(point, model.config, policy):
             unrounded = base.eliding((*places, producer.row.place))
             made = on_single_rows(unrounded, producer.row, dtype, policy.scores, executed)

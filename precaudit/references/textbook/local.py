@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.models.numpy_decoder.accumulation import accumulating
-from precaudit.models.numpy_decoder.honest import Execution, on_single_rows
+from precaudit.models.numpy_decoder.honest import RowExecution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.passes import PRESETS
 from precaudit.models.numpy_decoder.rounding import (
@@ -66,7 +66,7 @@ class LocalEmulations:
         base = of_policy(self.policy, decode)
         found = {"fp64": FP64}
         dtype = o.stored.dtype.name
-        executed = Execution(device, decode, settled)
+        executed = RowExecution(device, decode, settled)
         for how, r in on_single_rows(base, o.row, dtype, self.policy.scores, executed).items():
             for places in elisions(point, model.config, self.policy):
                 found["|".join(("policy", *places, *how))] = r.eliding(places)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import Execution, on_single_rows
+from precaudit.models.numpy_decoder.honest import RowExecution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import formula_rounding, of_policy
 from precaudit.numbers.arrays import Array
@@ -226,7 +226,7 @@ def _operation_sums(recorded: Recorded, model: Model, policy: Policy, place: Pla
     wide = row.over_keys and decode and policy.decode_attention == "float32"
     stored = "float32" if wide else point_format(policy, place.point)
     settled = tpu_chooses(recorded, policy, place)
-    ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, Execution(device, decode, settled))
+    ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, RowExecution(device, decode, settled))
     roundings = [formula_rounding(here), *ways.values()]
     parts = []
     for rows, keys in _parts(place, found.positions):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import Execution, on_single_rows
+from precaudit.models.numpy_decoder.honest import RowExecution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import Rounding, formula_rounding, of_policy, redrawn, single_precision_dot
 from precaudit.numbers.arrays import Array, widen
@@ -106,7 +106,7 @@ def made_through(
     here = {n: place._replace(point=n) for n in names}
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
     device, decode = device_kind(recorded.run.record.device), place.phase == "decode"
-    ways = _ways(policies, [Execution(device, decode, tpu_chooses(recorded, policy, at)) for at in here.values()])
+    ways = _ways(policies, [RowExecution(device, decode, tpu_chooses(recorded, policy, at)) for at in here.values()])
     turned, lengths = positions + recorded.turned_of(place.prompt), lengths_at(recorded, place, positions)
     of = partial(_made_again, model, place.layer, turned, lengths)
     given = {seed: {n: x.drawn(seed) for n, x in known.items()} for seed in seeds}
@@ -131,7 +131,7 @@ def _made_again(
     return made[name].reshape(len(positions), -1)
 
 
-def _ways(policies: Mapping[str, Policy], executed: Sequence[Execution]) -> Iterator[dict[str, Rounding]]:
+def _ways(policies: Mapping[str, Policy], executed: Sequence[RowExecution]) -> Iterator[dict[str, Rounding]]:
     """Yield how a policy rounds operations, in every way that a device has for products of one row.
 
     Sums are those of float32 in one order or another: in whatever order, they err as much.

@@ -17,7 +17,7 @@ from exams.traits import TRAITS
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.parts import attend, attention_scores, project
-from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS, Execution, on_single_rows
+from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS, RowExecution, on_single_rows
 from precaudit.models.numpy_decoder.model import Model, attention
 from precaudit.models.numpy_decoder.operators import AttentionRule
 from precaudit.models.numpy_decoder.passes import matmul_products as float32_products
@@ -125,7 +125,7 @@ def test_noise_of_narrow_products_is_of_their_parts():
 
 def test_only_single_rows_have_rounded_products():
     def ways(point, dtype, scores, *executed):
-        return set(on_single_rows(FP64, POINTS[point], dtype, scores, Execution(*executed)))
+        return set(on_single_rows(FP64, POINTS[point], dtype, scores, RowExecution(*executed)))
 
     assert ways("v", "bfloat16", "bfloat16", "gpu", True) == {(), (ROUNDED_PRODUCTS,)}
     for point, dtype, device, decode in (
@@ -142,7 +142,7 @@ def test_scores_in_float32_are_no_rounded_products():
     )
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     for scores in ("float32", "bfloat16"):
-        r = on_single_rows(FP64, POINTS["attn_out"], "bfloat16", scores, Execution("gpu", True))[ROUNDED_PRODUCTS,]
+        r = on_single_rows(FP64, POINTS["attn_out"], "bfloat16", scores, RowExecution("gpu", True))[ROUNDED_PRODUCTS,]
         made = attention(q, k, v, np.asarray([4]), AttentionRule(1.0, None, None), r)[0, 0]
         s = (k[:, 0] @ q[0, 0]) if scores == "float32" else rounder("bfloat16")(k[:, 0] * q[0, 0]).sum(axis=1)
         p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
