@@ -253,8 +253,7 @@ class Session:
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._is_first_call("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
-            program = decode_program(self.subject, capture)
-            logits, cache, taps = program(*self._whole(batch, "decode", given))
+            logits, cache, taps = decode_program(self.subject, capture)(*self._whole(batch, "decode", given))
             logits = self._logits(logits)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = CallOutputs("decode", step, capture, starts, rows, token[:, None], taps, logits)
