@@ -42,7 +42,7 @@ def test_a_cell_passes_where_tests_and_commands_do(tmp_path, said):
 
 @pytest.mark.parametrize(("word", "tests"), [("pip install", "no space"), ("pytest -q", "no space"), ("gate", "")])
 def test_a_cell_fails_where_one_does(word, tests, tmp_path, said, capsys):
-    said[1] |= {word: (1, "no space\n"), "pytest": (0, "")}
+    said[1].update({word: (1, "no space\n"), "pytest": (0, "")})
     found = pythons.try_cell("3.13", "here", tmp_path)
     assert found.outcome == "failed"
     assert tests in found.tests
