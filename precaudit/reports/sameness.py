@@ -68,6 +68,11 @@ def _lines(c: Sameness, several: bool, whole: bool) -> Iterator[str]:
     before = f"{c.case}: " if several else ""
     if whole:
         yield f"{before}they {c.says}."
+    for m in c.causes:
+        yield f"{before}{m.program}: {m.name} at {m.source}: {m.says}."
+    if c.causes:
+        both = "these mistakes" if len(c.causes) > 1 else "this mistake"
+        yield f"{before}With {both} undone, all outputs agree in FP64."
     for p in c.partings:
         yield before + parting_text(p)
     for program, line in zip(c.programs, c.lines, strict=False):

@@ -13,6 +13,7 @@ from precaudit.diagnosis.evidence.effects import DISTANCE, output_shares
 from precaudit.diagnosis.evidence.last_call import Last
 from precaudit.diagnosis.named import norms
 from precaudit.diagnosis.sameness.observed import Observed, observe
+from precaudit.diagnosis.sameness.on_mesh import causes_on_meshes
 from precaudit.diagnosis.sameness.others import ENOUGH
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import RowsBeside, Sameness
@@ -128,8 +129,15 @@ def _of_case(
         first_parting(name, mine, its, _covered(mine, found), _calls_apart(mine, found, i))
         for i, (name, mine, its) in enumerate(zip(programs, seen, seen[::-1], strict=True))
     )
-    says = _other_says(outputs, worst)
-    return Sameness(programs=programs, case=case, answer="other", says=says, outputs=outputs, partings=partings)
+    return Sameness(
+        programs=programs,
+        case=case,
+        answer="other",
+        says=_other_says(outputs, worst),
+        outputs=outputs,
+        partings=partings,
+        causes=causes_on_meshes(programs, seen, [p.call for p in partings]),
+    )
 
 
 class Beside(NamedTuple):

@@ -78,11 +78,24 @@ class ProgramSum(Record, frozen=True, omit_defaults=False):
     split: SplitSum
 
 
+class MeshCause(Record, frozen=True, omit_defaults=False):
+    """A mistake on a mesh at a line of a program, and what is wrong there.
+
+    Undone in FP64, with a case's other ones, it makes all outputs the other program's.
+    """
+
+    program: str
+    name: str
+    source: str
+    says: str
+
+
 class Sameness(Record, frozen=True, omit_defaults=False):
     """Whether two programs are one formula, in a case: the answer, why, every output, and where they part.
 
     ``lines``: of each program the point whose own rounding changes its output most, where they are one formula;
     ``sums``: those over devices that one of both makes so. ``tensors``: those of a dump, where one of the two is that.
+    ``causes``: mistakes on a mesh that make them two.
     """
 
     programs: tuple[str, str]
@@ -94,6 +107,7 @@ class Sameness(Record, frozen=True, omit_defaults=False):
     lines: tuple[str, ...] = ()
     tensors: tuple[TensorHeld, ...] = ()
     sums: tuple[ProgramSum, ...] = ()
+    causes: tuple[MeshCause, ...] = ()
 
     @property
     def exit_code(self) -> int:
