@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,6 +23,7 @@ __all__ = [
     "filter_options",
     "given_options",
     "leave_out",
+    "options_record",
     "policy_names",
     "progress_bar",
     "references",
@@ -80,6 +81,20 @@ def filter_options(*names: str) -> Decorator:
 
         for name in reversed(FILTERS):
             command = every[name](command) if name in chosen else command
+        return command
+
+    return decorate
+
+
+def options_record(kind: type, name: str = "asked") -> Decorator:
+    """Give a command those of its options that are fields of a record as one, by a name; next to the function."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(*args: Any, **given: Any) -> Any:
+            made = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            return function(*args, **{name: made}, **given)
+
         return command
 
     return decorate

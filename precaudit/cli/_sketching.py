@@ -1,7 +1,7 @@
 """The part of ``precaudit trace`` and ``compare`` that keeps sketches in place of tensors."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ import click
 from precaudit.cli._options import Delivery, deliver, leave_out, progress_bar, say
 
 if TYPE_CHECKING:
+    from precaudit.cli.trace import TraceArguments
+    from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Selection
 
 NAMES = ("sketch", "stats_only")
@@ -42,12 +44,17 @@ def sketch_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sketch_of_model(
-    context: click.Context, subject: str, folder: Path, prompts: Any, select: "Selection", policies: Any, n: int
+    context: click.Context,
+    asked: "TraceArguments",
+    folder: Path,
+    prompts: Any,
+    select: "Selection",
+    policies: "Sequence[Policy]",
 ) -> int:
     """Run a model over prompts and keep sketches."""
     from precaudit.errors import UserError
 
-    given = context.params
+    assert asked.subject is not None
     leave_out(context, OTHERS, "--sketch runs prompts of one length together, each whole")
     if len(policies) > 1:
         raise UserError("--sketch and --stats-only take one --policy at a time")
@@ -57,10 +64,12 @@ def sketch_of_model(
         from precaudit.recording.tracing.subject import load
         from precaudit.recording.tracing.trace import encode_prompts
 
-        model = load(subject, policies[0], device=given["device"], allow=given["allow_field"])
+        model = load(asked.subject, policies[0], device=asked.device, allow=asked.allow_field)
         found = encode_prompts(model, prompts, select, lambda line: say(line, err=True))
-        options = ProgramTraceOptions(force=given["force"], command=" ".join(["precaudit", *sys.argv[1:]]), sketch=n)
-        programs = programs_by_length(model, found, given["decode_steps"])
+        options = ProgramTraceOptions(
+            force=asked.force, command=" ".join(["precaudit", *sys.argv[1:]]), sketch=asked.sketch
+        )
+        programs = programs_by_length(model, found, asked.decode_steps)
         runs = sketch_programs(programs, folder, select, options, advance)
     size = sum(one.record.bytes for one in runs)
     lengths = "one length" if len(runs) == 1 else f"{len(runs)} lengths"

@@ -1,12 +1,27 @@
 """``precaudit gradcheck``: a kernel and its reference, outputs and gradients, against FP64."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from precaudit.cli._options import Delivery, deliver, progress_bar, report_options
+from precaudit.cli._options import Delivery, deliver, options_record, progress_bar, report_options
+
+
+@dataclass(frozen=True)
+class GradcheckOptions:
+    """What the command line says of a kernel to check."""
+
+    kernel: str | None
+    listing: bool
+    reference: str | None
+    inputs: str | None
+    exact: str | None
+    argnums: str | None
+    seeds: int
+    plain: bool
+    failing: Path | None
 
 
 @click.command()
@@ -25,18 +40,8 @@ from precaudit.cli._options import Delivery, deliver, progress_bar, report_optio
     help="Shrink the first input that fails on each side, and write it here.",
 )
 @report_options("records", "Write the error records here, as JSONL.")
-def command(
-    kernel: str | None,
-    listing: bool,
-    reference: str | None,
-    inputs: str | None,
-    exact: str | None,
-    argnums: str | None,
-    seeds: int,
-    plain: bool,
-    failing: Path | None,
-    to: Delivery,
-) -> int:
+@options_record(GradcheckOptions)
+def command(asked: GradcheckOptions, to: Delivery) -> int:
     """Compare a kernel and its gradients with FP64.
 
     KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported); --list names those that
@@ -46,9 +51,9 @@ def command(
     """
     from precaudit.errors import UserError
 
-    if listing:
+    if asked.listing:
         return _print_checks(to)
-    if kernel is None:
+    if asked.kernel is None:
         raise UserError("gradcheck needs a KERNEL, FILE.py:NAME; precaudit gradcheck --list names those that ship")
     from precaudit.checks.gradients.check import gradcheck
     from precaudit.checks.gradients.subjects import import_kernel
@@ -56,24 +61,25 @@ def command(
     from precaudit.reports.gradients import gradient_report
 
     try:
+        argnums = asked.argnums
         places = None if argnums is None else [int(x) for x in argnums.split(",") if argnums != "none"]
     except ValueError:
         raise UserError(f"--argnums {argnums}: numbers of inputs are wanted, such as 0,2, or none") from None
     with progress_bar("loading JAX") as advance:
-        it = import_kernel(kernel, reference, inputs, places)
-        formula = None if exact is None else load_function(exact)
+        it = import_kernel(asked.kernel, asked.reference, asked.inputs, places)
+        formula = None if asked.exact is None else load_function(asked.exact)
         found = gradcheck(
             it.kernel,
             it.reference,
             it.inputs,
             argnums=it.argnums,
             exact=formula,
-            seeds=seeds,
-            hostile=not plain,
+            seeds=asked.seeds,
+            hostile=not asked.plain,
             name=it.name,
             advance=advance,
         )
-        saved = [] if failing is None else _save_smallest(found, it, formula, failing)
+        saved = [] if asked.failing is None else _save_smallest(found, it, formula, asked.failing)
     report = gradient_report(found)
     deliver(replace(report, notes=(*report.notes, *saved)), to)
     return found.exit_code

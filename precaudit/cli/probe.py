@@ -1,8 +1,23 @@
 """``precaudit probe``: products of attention scores in every format and way, on the device that runs."""
 
+from dataclasses import dataclass
+
 import click
 
-from precaudit.cli._options import Delivery, deliver, progress_bar, report_options
+from precaudit.cli._options import Delivery, deliver, options_record, progress_bar, report_options
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What the command line asks of a device."""
+
+    shapes: tuple[str, ...]
+    formats: str
+    device: str
+    tpu: str | None
+    fail_on: tuple[str, ...]
+    no_time: bool
+    verbose: bool
 
 
 @click.command()
@@ -33,16 +48,8 @@ from precaudit.cli._options import Delivery, deliver, progress_bar, report_optio
 @click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")
 @click.option("-v", "--verbose", is_flag=True, help="A row a way, the refused ones among them.")
 @report_options("records", "Write the records here, as JSONL; gate judges them.")
-def command(
-    shapes: tuple[str, ...],
-    formats: str,
-    device: str,
-    tpu: str | None,
-    fail_on: tuple[str, ...],
-    no_time: bool,
-    verbose: bool,
-    to: Delivery,
-) -> int:
+@options_record(ProbeOptions)
+def command(asked: ProbeOptions, to: Delivery) -> int:
     """Say how this device computes attention scores.
 
     It multiplies queries by keys, in every format of operands and every precision and preset that JAX has. It
@@ -54,8 +61,16 @@ def command(
     with progress_bar("loading JAX") as advance:
         from precaudit.checks.probing.probe import probe
 
-        found = probe(shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance)
+        found = probe(
+            asked.shapes,
+            asked.formats,
+            tpu=asked.tpu,
+            device=asked.device,
+            fail_on=asked.fail_on,
+            timed=not asked.no_time,
+            advance=advance,
+        )
     from precaudit.reports.probe import probe_report
 
-    deliver(probe_report(found, verbose), to)
+    deliver(probe_report(found, asked.verbose), to)
     return found.exit_code

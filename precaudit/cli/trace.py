@@ -4,19 +4,55 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from precaudit.cli._hosts import NAMES, hosts_options
-from precaudit.cli._options import deliver, filter_options, given_options, leave_out, policy_names, progress_bar, say
+from precaudit.cli._options import (
+    deliver,
+    filter_options,
+    given_options,
+    leave_out,
+    options_record,
+    policy_names,
+    progress_bar,
+    say,
+)
 from precaudit.cli._sketching import NAMES as SKETCHED
 from precaudit.cli._sketching import sketch_of_model, sketch_options
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Filters
+
+
+@dataclass(frozen=True)
+class TraceArguments:
+    """What the command line says of a subject to record, its filters aside."""
+
+    subject: str | None
+    output: Path | None
+    prompts: Path | None
+    text: str | None
+    policy: str
+    settings: tuple[str, ...]
+    decode_steps: int
+    tokens_from: Path | None
+    batch: int | None
+    pad: str
+    device: str
+    mesh: str | None
+    allow_field: tuple[str, ...]
+    rename: Path | None
+    strict: bool
+    taps: str
+    repeat: Path | None
+    force: bool
+    resume: bool
+    sketch: int | None
 
 
 @click.command()
@@ -72,30 +108,8 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
 @click.pass_context
-def command(
-    context: click.Context,
-    subject: str | None,
-    output: Path | None,
-    filters: "Filters",
-    prompts: Path | None,
-    text: str | None,
-    policy: str,
-    settings: tuple[str, ...],
-    decode_steps: int,
-    tokens_from: Path | None,
-    batch: int | None,
-    pad: str,
-    device: str,
-    mesh: str | None,
-    allow_field: tuple[str, ...],
-    rename: Path | None,
-    strict: bool,
-    taps: str,
-    repeat: Path | None,
-    force: bool,
-    resume: bool,
-    sketch: int | None,
-) -> int:
+@options_record(TraceArguments)
+def command(context: click.Context, asked: TraceArguments, filters: "Filters") -> int:
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
@@ -105,37 +119,38 @@ def command(
     record RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     With several policies, exit code 3 where one of them cannot run.
     """
-    if repeat is not None:
-        return _again(context, repeat, output, force)
+    if asked.repeat is not None:
+        return _again(context, asked.repeat, asked.output, asked.force)
     from precaudit.errors import UserError
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
     from precaudit.schema.program_names import require_name
     from precaudit.schema.prompts import Prompt
     from precaudit.schema.selection import Selection
 
+    subject, text = asked.subject, asked.text
     if subject is None:
         raise UserError("SUBJECT is missing: tiny, smollm2, a Hugging Face folder, a .gguf file, or FILE.py:NAME")
     from precaudit.recording.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, filters, sketch)
-    if rename is not None or taps != "both":
-        raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
-    if strict:
+        return _program(context, subject, filters, asked.sketch)
+    if asked.rename is not None or asked.taps != "both":
+        raise UserError(f"{'--rename' if asked.rename else '--taps'} is for a program, FILE.py:NAME")
+    if asked.strict:
         raise UserError("--strict is for a program, FILE.py:NAME; of a model it is --set excess_precision=off")
     require_name(subject)
     select = Selection.parse(filters.layers, filters.points, filters.phases, filters.positions, filters.prompt)
-    changes = parse_settings(settings)
-    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policy)]
-    if text is not None and prompts is not None:
+    changes = parse_settings(asked.settings)
+    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(asked.policy)]
+    if text is not None and asked.prompts is not None:
         raise UserError("give --text or --prompts, not both")
     if text is not None and not text.strip():
         raise UserError("--text is empty")
     name = chosen[0].name if len(chosen) == 1 else "policies"
-    folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{name}"
-    source = [Prompt(id="text", prompt=text)] if text is not None else prompts
-    if sketch is not None:
-        return sketch_of_model(context, subject, folder, source, select, chosen, sketch)
+    folder = asked.output or Path("traces") / "runs" / f"{Path(subject).stem}-{name}"
+    source = [Prompt(id="text", prompt=text)] if text is not None else asked.prompts
+    if asked.sketch is not None:
+        return sketch_of_model(context, asked, folder, source, select, chosen)
     with (
         progress_bar("loading JAX") as advance,
         _on_interrupt([folder] if len(chosen) == 1 else _folders(chosen, folder)),
@@ -145,11 +160,13 @@ def command(
         from precaudit.recording.tracing.trace import TraceOptions, trace
 
         command = " ".join(["precaudit", *sys.argv[1:]])
-        options = TraceOptions(decode_steps, batch, pad, tokens_from, force, command, resume)
+        options = TraceOptions(
+            asked.decode_steps, asked.batch, asked.pad, asked.tokens_from, asked.force, command, asked.resume
+        )
         progress = Progress(lambda line: say(line, err=True), advance)
 
         def open_subject(policy: "Policy") -> Any:
-            return load(subject, policy, device=device, allow=allow_field, mesh=mesh)
+            return load(subject, policy, device=asked.device, allow=asked.allow_field, mesh=asked.mesh)
 
         if len(chosen) == 1:
             runs = [trace(open_subject(chosen[0]), folder, source, select, options, progress)]

@@ -1,16 +1,39 @@
 """``precaudit warmup``: compile beforehand what a rollout or a trace runs."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import Delivery, deliver, policy_names, progress_bar, report_options, say
+from precaudit.cli._options import Delivery, deliver, options_record, policy_names, progress_bar, report_options, say
 
 if TYPE_CHECKING:
     from precaudit.checks.rollouts.timing import Task
     from precaudit.checks.rollouts.warmup import Warmed
     from precaudit.recording.tracing.subject import Subject
+
+
+@dataclass(frozen=True)
+class WarmupOptions:
+    """What the command line says will run later."""
+
+    model: str
+    purpose: str
+    prompts: Path | None
+    lengths: str | None
+    batch: int
+    new_tokens: int
+    n: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    loops: str
+    decode_steps: int
+    policy: str
+    settings: tuple[str, ...]
+    device: str
+    allow_field: tuple[str, ...]
 
 
 @click.command()
@@ -36,25 +59,8 @@ if TYPE_CHECKING:
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @report_options("programs")
-def command(
-    model: str,
-    purpose: str,
-    prompts: Path | None,
-    lengths: str | None,
-    batch: int,
-    new_tokens: int,
-    n: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    loops: str,
-    decode_steps: int,
-    policy: str,
-    settings: tuple[str, ...],
-    device: str,
-    allow_field: tuple[str, ...],
-    to: Delivery,
-) -> int:
+@options_record(WarmupOptions)
+def command(asked: WarmupOptions, to: Delivery) -> int:
     """Compile what MODEL's rollouts or traces run.
 
     `precaudit doctor` says where programs are kept. A later run of the same shapes reads them there. Shapes are
@@ -66,11 +72,11 @@ def command(
     from precaudit.reports.drawn import warmup_report
     from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
-    if prompts is not None and lengths is not None:
+    if asked.prompts is not None and asked.lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
-    changes = parse_settings(settings)
-    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policy)]
-    sampling, named = Sampling(temperature, top_k, top_p), loops_named(loops)
+    changes = parse_settings(asked.settings)
+    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(asked.policy)]
+    sampling, named = Sampling(asked.temperature, asked.top_k, asked.top_p), loops_named(asked.loops)
     with progress_bar("loading JAX") as advance:
         from precaudit.checks.rollouts.timing import How, check_room
         from precaudit.checks.rollouts.warmup import for_rollouts, for_traces
@@ -80,14 +86,14 @@ def command(
         found: list[Warmed] = []
         for i, one in enumerate(chosen):
             advance(i, len(chosen), f"compiling for {one.name}")
-            subject = load(model, one, device=device, allow=allow_field)
-            how = How(batch, new_tokens, sampling, end_tokens(subject.checkpoint))
-            given = _tasks(subject, prompts, lengths, n)
+            subject = load(asked.model, one, device=asked.device, allow=asked.allow_field)
+            how = How(asked.batch, asked.new_tokens, sampling, end_tokens(subject.checkpoint))
+            given = _tasks(subject, asked.prompts, asked.lengths, asked.n)
             check_room(subject, given, how)
-            if purpose != "trace":
+            if asked.purpose != "trace":
                 found += for_rollouts(subject, given, how, named)
-            if purpose != "rollout":
-                found += for_traces(subject, given, decode_steps, batch)
+            if asked.purpose != "rollout":
+                found += for_traces(subject, given, asked.decode_steps, asked.batch)
     deliver(warmup_report(found), to)
     return 0
 
