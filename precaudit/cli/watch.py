@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import Delivery, filter_options, given_options, report_options, write, write_pages
+from precaudit.cli._options import SCREEN, Delivery, filter_options, given_options, report_options, write, write_pages
 
 if TYPE_CHECKING:
     from precaudit.schema.selection import Filters
@@ -86,7 +86,10 @@ def command(
         force=given["force"],
     )
     report = watch_report(words, found.code, found.seen, found.functions, found.runs)
-    print_report(report, console(stderr=True))
+    if to.markdown == SCREEN:
+        click.echo(pages.as_markdown(report), nl=False, err=True)
+    else:
+        print_report(report, console(stderr=True))
     write_pages(report, to)
     if functions_file is not None:
         write(functions_file, "".join(pages.as_json(report)))
