@@ -56,6 +56,11 @@ WAYS = ("policy", "layers", "lines", "flags", "passes", "commits", "versions", "
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Trials that are made at once."
 )
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="By policy: the cluster that makes trials, tcp://HOST:PORT of a dask scheduler; it is trusted ([cluster]).",
+)
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt.")
 @click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")

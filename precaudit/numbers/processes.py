@@ -38,7 +38,7 @@ class Died(Exception):
     """A process ended while it made a piece: with which code, and what it said."""
 
     def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"a process of compare ended with {code}\n{said}")
+        super().__init__(f"a process that computes ended with {code}\n{said}")
         self.code = code
 
 
@@ -113,68 +113,31 @@ class Process:
 
 @dataclass
 class Processes:
-    """An executor of ``slots`` processes of this machine, started when they are first needed."""
+    """An executor of ``slots`` processes of this machine, started when they are first needed.
+
+    Several threads may ask it at once. ``idle``, ``busy``: its processes.
+    """
 
     slots: int
     idle: list[Process] = field(default_factory=list)
+    busy: list[Process] = field(default_factory=list)
+    closed: Event = field(default_factory=Event)
     here = False
+    _lock: Any = field(default_factory=Lock)
 
     def map(
         self, function: Work, shared: Any, pieces: Sequence[Any], tell: Advance = silent, what: str = ""
     ) -> list[Any]:
         """Return what the pieces give; where no process can be started, this one makes them."""
-        errand, key = Errand.pickled(function, shared), uuid4().hex
-        todo, arrived = deque(enumerate(pieces)), SimpleQueue[tuple[int, Any] | Exception]()
-        running: list[Process] = []
-        lock, over, made = Lock(), Event(), [None] * len(pieces)
-
-        def take() -> Process:
-            with lock:
-                found = self.idle.pop() if self.idle else Process()
-                running.append(found)
-                return found
-
-        def give_back(process: Process, dead: bool) -> None:
-            with lock:
-                if process in running:
-                    running.remove(process)
-                    process.end() if dead else self.idle.append(process)
-
-        def serve() -> None:
-            try:
-                while todo:
-                    try:
-                        i, piece = todo.popleft()
-                    except IndexError:
-                        return
-                    arrived.put((i, one(piece)))
-            except Exception as error:
-                arrived.put(error)
-
-        def one(piece: Any) -> Any:
-            for left in reversed(range(TRIES)):
-                process, dead = take(), True
-                try:
-                    found = process.make(errand, key, piece)
-                    dead = False
-                except Died as error:
-                    if not left or over.is_set():
-                        raise _as_told(error) from None
-                    continue
-                finally:
-                    give_back(process, dead)
-                if isinstance(found, Failed):
-                    raise found.error
-                return found.result
-            raise AssertionError("a piece is tried at least once")
-
-        servers = [Thread(target=serve, daemon=True) for _ in range(min(self.slots, len(pieces)))]
+        call = Call(self, Errand.pickled(function, shared), uuid4().hex, deque(enumerate(pieces)))
+        servers = [Thread(target=call.serve, daemon=True) for _ in range(min(self.slots, len(pieces)))]
         for server in servers:
             server.start()
+        made = [None] * len(pieces)
         try:
             for done in range(len(pieces)):
                 tell(done, len(pieces), f"{what}, {self.slots} processes")
-                found = arrived.get()
+                found = call.arrived.get()
                 if isinstance(found, NotStarted):
                     return Threads().map(function, shared, pieces, tell, what)
                 if isinstance(found, Exception):
@@ -182,18 +145,87 @@ class Processes:
                 made[found[0]] = found[1]
             return made
         finally:
-            todo.clear()
-            over.set()
-            with lock:
-                for process in running:
-                    process.process.kill()
+            call.stop()
             for server in servers:
                 server.join()
 
+    def take(self) -> Process:
+        """Return a process that does nothing else."""
+        with self._lock:
+            if self.closed.is_set():
+                raise Died(-signal.SIGKILL, "")
+            found = self.idle.pop() if self.idle else Process()
+            self.busy.append(found)
+            return found
+
+    def give_back(self, process: Process, dead: bool) -> None:
+        """Keep a process for what comes next; end one that is dead."""
+        with self._lock:
+            self.busy.remove(process)
+            if dead or self.closed.is_set():
+                process.end()
+            else:
+                self.idle.append(process)
+
     def close(self) -> None:
-        """End the processes."""
-        while self.idle:
-            self.idle.pop().end()
+        """End the processes, whatever they do."""
+        with self._lock:
+            self.closed.set()
+            for process in self.busy:
+                process.process.kill()
+            while self.idle:
+                self.idle.pop().end()
+
+
+@dataclass
+class Call:
+    """One call of ``map``: its pieces that nobody has begun, and what has arrived of the others."""
+
+    owner: Processes
+    errand: bytes
+    key: str
+    todo: deque[tuple[int, Any]]
+    arrived: SimpleQueue[tuple[int, Any] | Exception] = field(default_factory=SimpleQueue)
+    mine: list[Process] = field(default_factory=list)
+    over: Event = field(default_factory=Event)
+
+    def serve(self) -> None:
+        """Have pieces made as long as there are any."""
+        try:
+            while self.todo:
+                try:
+                    i, piece = self.todo.popleft()
+                except IndexError:
+                    return
+                self.arrived.put((i, self._make(piece)))
+        except Exception as error:
+            self.arrived.put(error)
+
+    def _make(self, piece: Any) -> Any:
+        for left in reversed(range(TRIES)):
+            process, dead = self.owner.take(), True
+            self.mine.append(process)
+            try:
+                found = process.make(self.errand, self.key, piece)
+                dead = False
+            except Died as error:
+                if not left or self.over.is_set():
+                    raise _as_told(error) from None
+                continue
+            finally:
+                self.mine.remove(process)
+                self.owner.give_back(process, dead)
+            if isinstance(found, Failed):
+                raise found.error
+            return found.result
+        raise AssertionError("a piece is tried at least once")
+
+    def stop(self) -> None:
+        """Begin no more pieces, and end the processes that make one."""
+        self.todo.clear()
+        self.over.set()
+        for process in list(self.mine):
+            process.process.kill()
 
 
 def _as_told(error: Died) -> Exception:
@@ -232,4 +264,4 @@ def _answer(sent: Sent, errand: bytes) -> Made | Failed:
     except (PrecauditError, MemoryError) as error:
         return Failed(error)
     except Exception:
-        return Failed(RuntimeError(f"in a process of compare:\n{traceback.format_exc()}"))
+        return Failed(RuntimeError(f"in a process that computes:\n{traceback.format_exc()}"))

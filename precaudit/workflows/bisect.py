@@ -41,7 +41,7 @@ class BisectionRequest:
     """What is asked. ``find``: the smallest set that breaks A (cause), that mends B (cure), or the first of a row.
 
     ``most``: trials that may be added to prove a set the smallest; ``how``: all else that a trial depends on. ``jobs``:
-    trials that are made at once.
+    trials that are made at once; ``scheduler``: the address of a cluster's that makes them.
     """
 
     subject: str
@@ -56,6 +56,7 @@ class BisectionRequest:
     most: int = 64
     force: bool = False
     jobs: int = 1
+    scheduler: str | None = None
 
 
 def bisect(
@@ -79,8 +80,10 @@ def bisect(
         folder,
         tell,
         request.criterion.name in ("exit", "verdict"),
-        tasks=Tasks(request.jobs, source.kind or "threads"),
+        tasks=Tasks(request.jobs, source.kind or "threads", request.scheduler),
     )
+    if request.scheduler is not None:
+        trials.folder = folder.absolute()  # wherever workers stand
     trials.open(request.force)
     try:
         found = _with_parting(_search(request, trials), trials, source)

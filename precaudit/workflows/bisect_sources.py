@@ -46,6 +46,7 @@ class Given:
     device: str
     allow_field: tuple[str, ...]
     jobs: int = 1
+    scheduler: str | None = None
 
     @property
     def how(self) -> str:
@@ -70,6 +71,8 @@ def source_of(given: Given, progress: Progress, cache: Path, line: str) -> tuple
     request, source = MAKERS[given.by](given, criterion, progress, cache, line)
     if given.jobs > 1 and source.kind is None:
         raise UserError(f"--by {given.by} makes its trials one after another, in this process; leave out --jobs")
+    if given.scheduler is not None and source.kind != "processes":
+        raise UserError(f"--by {given.by} makes its trials on this machine; leave out --scheduler")
     return request, source
 
 
@@ -83,7 +86,8 @@ def _by_policy(
     names = _both(given)
     good, bad = (load_policy(name) for name in names)
     request = _request(given, criterion, BisectedSides(*names, repr((good.settings(), bad.settings()))), "cause")
-    told = progress if given.jobs < 2 else Progress(_say_nothing)  # which other processes can be given
+    here = given.jobs < 2 and given.scheduler is None
+    told = progress if here else Progress(_say_nothing)  # which other processes can be given
     how = _measuring(given, criterion, request.against, told, cache, line)
     trials = PolicyTrials(given.subject, good, bad, given.device, given.allow_field, how)
     if given.test_command is None:
@@ -311,6 +315,7 @@ def _request(
         given.most,
         given.force,
         given.jobs,
+        given.scheduler,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from precaudit.cli import run
 from precaudit.diagnosis.bisection import policies
 from precaudit.schema.policies import load_policy
+from tests.helpers.clusters import running_cluster
 
 TEXT = ["--text", "def f(x):", "--decode-steps", "1"]
 MANY = {
@@ -109,6 +110,25 @@ def test_policies_in_processes_leave_the_records_of_one(tmp_path):
         lines = (tmp_path / "out" / "trials.jsonl").read_text().splitlines()[1:]
         kept.append([{k: x for k, x in json.loads(line).items() if k != "seconds"} for line in lines])
     assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+def test_policies_on_a_cluster_leave_the_records_of_one_process(tmp_path):
+    pytest.importorskip("distributed", reason="dask.distributed is not installed: pip install -e '.[cluster]'")
+    given = ["--good", "fp32-highest", "--bad", "bf16", "--test", "kl<1e-5", *TEXT[:2], "--decode-steps", "0"]
+    kept = []
+    with running_cluster(2, tmp_path) as (address, *_):
+        for where in ((), ("--scheduler", address)):
+            assert bisect(tmp_path, *given, "--most", "0", *where, "--force") == 0
+            lines = (tmp_path / "out" / "trials.jsonl").read_text().splitlines()[1:]
+            kept.append([{k: x for k, x in json.loads(line).items() if k != "seconds"} for line in lines])
+    assert kept[0] == kept[1]
+
+
+def test_trials_on_this_machine_go_to_no_cluster(tmp_path, capsys):
+    given = ["--raise", "float32", "--test", "kl<1", "--scheduler", "tcp://127.0.0.1:1", *TEXT]
+    assert bisect(tmp_path, *given, by="layers") == 2
+    assert "leave out --scheduler" in capsys.readouterr().err
 
 
 def test_layers_are_tried_one_after_another(tmp_path, capsys):
