@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan
-from typing import Any
 
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.reports.digits import digits, short
+from precaudit.reports.digits import apart, digits, short
 from precaudit.reports.headline import how_bad
 from precaudit.schema.filed import of_kinds, without_collector
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
 from precaudit.schema.places import ORDER, Place
-from precaudit.schema.records.base import Number, value
+from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import is_call
 
@@ -304,8 +303,5 @@ def _element(e: ErrorRecord) -> str:
     if e.worst is None:
         return ""
     other = "the other run" if e.kind == "pair" else "FP64"
-    return f"{list(e.worst.index)}: candidate {_six(e.worst.candidate)}, {other} {_six(e.worst.reference)}"
-
-
-def _six(x: Number | Any) -> str:
-    return f"{value(x):.6g}"
+    mine, its = value(e.worst.candidate), value(e.worst.reference)
+    return f"{list(e.worst.index)}: candidate {apart(mine, its)}, {other} {digits(its)}"

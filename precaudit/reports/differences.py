@@ -11,7 +11,7 @@ from typing import Any
 from precaudit.judging.pooled import PairMedian, PairPool
 from precaudit.judging.verdicts import STATUSES, Status
 from precaudit.reports.cells import Cell
-from precaudit.reports.digits import digits
+from precaudit.reports.digits import digits, short
 from precaudit.reports.report import Headline
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
@@ -151,7 +151,7 @@ def difference_sentences(pairs: Sequence[ErrorRecord]) -> list[str]:
     if rows:
         text = f"Top-1 tokens differ at {flips} of {rows} positions{where}"
         if finite:
-            text += f"; KL from the reference run is {most:.1e} at most, {total / finite:.1e} on average"
+            text += f"; KL from the reference run is {short(most)} at most, {short(total / finite)} on average"
         out.append(text + ("." if finite == rows else f"; {rows - finite} rows are NaN or infinite."))
     if lacking:
         out.append(f"Not compared: {lacking:,} tensors of {', '.join(points)} ({why}).")

@@ -10,6 +10,13 @@ def digits(x: Number | None) -> str:
     return "" if x is None else f"{value(x):.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
+def rough(x: float) -> str:
+    """Return a ratio in two significant digits, or its whole number."""
+    return (
+        f"{x:.0f}" if 100 <= abs(x) < 1000 else f"{x:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    )
+
+
 def short(x: Number | None, unknown: str = "") -> str:
     """Return a number in two digits, NaN by name, and what is not known as ``unknown``."""
     if x is None or not value(x):
@@ -23,6 +30,17 @@ def beside(x: float, reference: float) -> str:
     return f"{shown}, reference {other}" + (
         f", {digits(x - reference)} apart" if shown == other and x != reference else ""
     )
+
+
+def share_words(share: float) -> str:
+    """Return how much of an error is explained: a percentage between 0 and 100, or ``none``, as where it grows."""
+    return f"{100 * min(share, 1.0):.0f} %" if share >= 0.005 else "none"
+
+
+def apart(x: float, limit: float) -> str:
+    """Return a number, and by how much it is above or below another that reads the same: ``0.1 (+2e-9)``."""
+    shown, sign = digits(x), "+" if x > limit else ""
+    return shown if shown != digits(limit) or x == limit else f"{shown} ({sign}{digits(x - limit)})"
 
 
 def percent(x: float) -> str:

@@ -12,7 +12,6 @@ from precaudit.judging.verdicts import STATUSES
 from precaudit.reports.digits import digits
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.records.base import value
 
 WORDS = ("excess", "gain", "mean", "componentwise", "limit", "nonfinite", "not run", "unknown", "scope", "ulp")
 
@@ -143,9 +142,7 @@ def _failure(f: ArrayFinding) -> tuple[str, ...]:
     v, w = f.verdict, f.record.worst
     sizes = digits(v.value), digits(v.limit)
     off = "" if f.distance is None else f"{f.distance.componentwise:.3g}"
-    place = (
-        ("", "", "") if w is None else (str(list(w.index)), f"{value(w.candidate):.6g}", f"{value(w.reference):.6g}")
-    )
+    place = ("", "", "") if w is None else (str(list(w.index)), digits(w.candidate), digits(w.reference))
     return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, f.cause or v.text
 
 

@@ -10,7 +10,7 @@ from precaudit.judging.farthest import Farthest
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
-from precaudit.reports.digits import digits, percent
+from precaudit.reports.digits import apart, digits, percent, share_words
 from precaudit.reports.judgement import NOTHING, not_finite
 from precaudit.reports.report import Headline
 from precaudit.schema.places import LAST, point_text
@@ -114,8 +114,7 @@ def how_bad(v: Verdict) -> str:
     at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
     if v.why:
         over = "below" if value(v.value) < value(v.limit) else "over"
-        if found == limit:
-            found, limit = f"{value(v.value)!r}", f"{value(v.limit)!r}"
+        found = apart(value(v.value), value(v.limit))
         return f"{v.metric}{at} is {found}, {over} its stated limit {limit}"
     if v.kind == "forward" and v.metric in ("ratio", "kl"):
         what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
@@ -128,11 +127,10 @@ def how_bad(v: Verdict) -> str:
         return f"not the result of the announced policy on its inputs ({limits})"
     if v.explained is None or not isfinite(value(v.explained)):
         return limits
-    share = max(0.0, 100 * value(v.explained))
+    share = value(v.explained)
     # where the whole tensor's share reads as nearly all, what fails is one part of it
-    return (
-        f"rounding explains {share:.0f} % of the error ({limits})" if share < 90 else f"more than rounding ({limits})"
-    )
+    found = share_words(share)
+    return f"rounding explains {found} of the error ({limits})" if share < 0.9 else f"more than rounding ({limits})"
 
 
 def next_command(v: Verdict, run: str) -> str:

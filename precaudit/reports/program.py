@@ -208,14 +208,14 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         yield "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME."
     elif first is None:
         yield (
-            f"Formula: compared with {what} at {len(points)} points; in FP64 the program agrees, to {largest:.1e} in "
-            f"{known} places."
+            f"Formula: compared with {what} at {len(points)} points; in FP64 the program agrees, to {short(largest)} "
+            f"in {known} places."
         )
     else:
         yield (
             f"Formula: compared with {what} at {len(points)} points; in FP64 the program differs: first at "
             f"{first.point}{'' if first.layer is None else f', step {first.layer}'} "
-            f"({first.reference.rpartition(':')[2]}), by {value(first.rel_l2):.1e}; {other} of {known} places differ. "
+            f"({first.reference.rpartition(':')[2]}), by {short(first.rel_l2)}; {other} of {known} places differ. "
             "Next: precaudit diagnose"
         )
 
@@ -257,7 +257,7 @@ def _accumulation_lines(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     for e in of_kinds(errors, "accum"):
         if e.rel_l2 is not None and (e.candidate not in worst or value(e.rel_l2) > value(worst[e.candidate].rel_l2)):
             worst[e.candidate] = e
-    each = [f"{name.removeprefix(SUMS)} {value(e.rel_l2):.1e} ({e.point})" for name, e in worst.items()]
+    each = [f"{name.removeprefix(SUMS)} {short(e.rel_l2)} ({e.point})" for name, e in worst.items()]
     if each:
         yield f"Products summed in another format would have errors up to these; they name no cause: {', '.join(each)}."
 
@@ -275,7 +275,7 @@ def _narrow_sums(worst: Mapping[str, ErrorRecord]) -> Iterator[str]:
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
         u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
         yield (
-            f"{e.point} is summed term by term in {e.dtype}: error {value(e.rel_l2):.1e}, {value(e.rel_l2) / u:.1f} u; "
+            f"{e.point} is summed term by term in {e.dtype}: error {short(e.rel_l2)}, {value(e.rel_l2) / u:.1f} u; "
             "sum in float32 (x.astype(jnp.float32) before it is broadcast, or before the sum) and round once."
         )
     if len(worst) > 3:
@@ -291,7 +291,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         finite = [x for k in d.kl if isfinite(x := value(k))]
         known, largest = known + len(finite), max([largest, *finite])
     if rows:
-        said = f"; largest KL {largest:.1e}" if known else ""
+        said = f"; largest KL {short(largest)}" if known else ""
         lost = f"; {rows - known} have none: logits are NaN or infinite" if known < rows else ""
         yield f"Logits: top-1 is FP64's in {same} of {rows} rows{said}{lost}."
 

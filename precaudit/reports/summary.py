@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
-from precaudit.reports.digits import beside
+from precaudit.reports.digits import beside, share_words, short
 from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
@@ -109,7 +109,7 @@ def share_text(a: Attribution | None) -> str:
     if a.name == "none of these":
         return f"{a.left_u:.1f}u"
     percent = 100 * a.share
-    return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent > -1000 else "<-999%"
+    return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent >= 0.05 else "none"
 
 
 def row_place(e: ErrorRecord | None) -> str:
@@ -208,11 +208,11 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
         values = f"; worst element {list(worst.index)}: {beside(value(worst.candidate), value(worst.reference))}"
     best = "the best emulation" if a.name == "none of these" else a.name
     known = isfinite(a.share) and isfinite(a.left_u)
-    explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u unexplained" if known else ""
+    explained = f", {best} explains {share_words(a.share)}, {a.left_u:.1f} u unexplained" if known else ""
     more = f"; {later} inherit from a point that is" if later else ""
     return (
         f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "
-        f"error {value(e.rel_l2):.1e}{explained}{values}.{tail}"
+        f"error {short(e.rel_l2)}{explained}{values}.{tail}"
     )
 
 
@@ -253,11 +253,11 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     if lacking:
         return f"Formula: {lacking} of {rows} places are not known: {why}."
     if first is None:
-        return f"Formula: in FP64 the program agrees with the reference at all {rows} places, to {largest:.1e}."
+        return f"Formula: in FP64 the program agrees with the reference at all {rows} places, to {short(largest)}."
     where = first.point if first.layer is None else f"layer {first.layer} {first.point}"
     return (
         f"Formula: in FP64 the program differs from the reference at {far} of {rows} places; first {where} "
-        f"({first.prompt} {first.phase} {first.step}): {farthest_formula(first)[0]:.1e}."
+        f"({first.prompt} {first.phase} {first.step}): {short(farthest_formula(first)[0])}."
     )
 
 
@@ -275,7 +275,7 @@ def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
         absent = any(e.numberless == "weights" for e in errors)
         return "Weights: not at hand." if absent else "Weights: used as stored."
     return (
-        f"Weights: {rows} tensors were rounded once to the model's format, by up to {value(largest.rel_l2):.1e} "
+        f"Weights: {rows} tensors were rounded once to the model's format, by up to {short(largest.rel_l2)} "
         f"({largest.point}); every error here is against those same values."
     )
 
@@ -287,7 +287,7 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     match, near = sum(p.match for p in pairs), sum(bool(p.near_tie) for p in pairs if not p.match)
     known = [p for p in pairs if isfinite(value(p.kl))]
     most = max(known, key=lambda p: value(p.kl), default=None)
-    largest = "" if most is None else f"; largest KL {value(most.kl):.1e} ({most.prompt} t{most.position})"
+    largest = "" if most is None else f"; largest KL {short(most.kl)} ({most.prompt} t{most.position})"
     none = sum(not p.finite for p in pairs)
     largest += f"; {none} have none: logits are NaN or infinite" if none else ""
     formula = sum(bool(p.agree) and not p.match for p in pairs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precaudit.judging.rules import parts_beyond_rounding
-from precaudit.reports.digits import digits, short
+from precaudit.reports.digits import digits, rough, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
 from precaudit.schema.filed import of_kinds
@@ -28,7 +28,7 @@ def detail(errors: Sequence[ErrorRecord]) -> Table:
     for x in worst_lines(errors):
         for kind, e in (("forward", x.forward), ("local", x.local)):
             if e is not None:
-                blame = _blame(x) if kind == "local" else f"×{value(e.ratio):.2g}"
+                blame = _blame(x) if kind == "local" else f"×{rough(value(e.ratio))}"
                 rows.append(
                     (
                         _layer(x.layer),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from precaudit.judging.rules import parts_beyond_rounding
-from precaudit.reports.digits import short
+from precaudit.reports.digits import rough, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
 from precaudit.schema.filed import of_kinds
@@ -36,7 +36,7 @@ def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
                 *_pad(cells or [_absent(found)]),
                 "" if least is None else _least_explained(least),
                 *_pad(others),
-                "" if ratio is None else f"{ratio:.2g}",
+                "" if ratio is None else rough(ratio),
             )
         )
     columns = ("point", "local", "2nd", "explained", "forward", "2nd ", "× emul.")

@@ -277,3 +277,24 @@ def test_the_runs_are_of_every_status_that_counts(folders):
     """Else the numbers would agree where there are none."""
     found = sum((Counter(gate(folders(name)).counts) for name in KEPT), Counter())
     assert {"pass", "fail", "nonfinite", "input suspect"} <= found.keys()
+
+
+DECIMAL = re.compile(r"(?<![\w./:-])-?\d+\.(\d+)(e[-+]?\d+)?(?![\w.])")
+SHARE = re.compile(r"explains? (-?[\d.]+) ?%")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_numbers_have_three_digits_one_form_and_shares_lie_between_none_and_all(folders, name):
+    folder = folders(name)
+    j, found = gate(folder), gather_run(folder)
+    shown = io.StringIO()
+    for report in (gate_report(j, str(folder), verbose=True), recalled_report(found, every=True)):
+        print_report(report, Console(file=shown, width=500))
+    said = "\n".join([shown.getvalue(), *annotations(j), render_junit(j), card_text(j)])
+    for line in said.splitlines():
+        assert not re.search(r"(?<![\w.])-0(\.0+)? ?%", line), line
+        assert not re.search(r"\de[-+]0\d", line), line
+        assert all(0 <= float(x) <= 100 for x in SHARE.findall(line)), line
+        for m in DECIMAL.finditer(line):
+            digits = re.sub(r"e.*|[-.]", "", m.group()).lstrip("0")
+            assert len(digits) <= 3 or len(m.group(1)) <= 1, (m.group(), line)

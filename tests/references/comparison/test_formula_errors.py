@@ -168,7 +168,7 @@ def test_one_row_of_a_long_prompt_is_enough(honest):
     errors = [*honest.errors[:at], row, *honest.errors[at + 1 :]]
     failed = [v for v in gate(replace(honest, errors=errors)).verdicts if v.status == "fail"]
     assert [(v.kind, v.scope, v.index, v.value) for v in failed] == [("formula", "token", 7, 1e-3)]
-    assert "1.0e-03" in formula_sentence(errors)
+    assert "1.0e-3" in formula_sentence(errors)
 
 
 def test_another_program_is_unknown_until_it_is_given(tmp_path):
