@@ -81,6 +81,11 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
 @click.option(
+    "--mesh",
+    metavar="NAME=N[,NAME=N]",
+    help="--from: on several devices, prompts over data, heads and widths over model.",
+)
+@click.option(
     "--explain",
     type=click.IntRange(0),
     default=0,
@@ -136,6 +141,8 @@ def command(model: str, source: Path | None, to: Delivery, **given: Any) -> int:
         drawing()
     chosen = [name for name in DRAWS if name in told]
     if source is None:
+        if given["mesh"] is not None:
+            raise UserError("--mesh scores the rollouts of --from FILE; samples are made on one device")
         if given["engine_policy"] is not None:
             raise UserError("--engine-policy is for rollouts that an engine made: give them with --from FILE")
         from precaudit.cli._drawing import draw_rollouts
@@ -167,6 +174,8 @@ def _score_file(
     rollouts = read_rollouts(source)
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     named = given["engine_policy"]
+    if given["mesh"] is not None and given["explain"]:
+        raise UserError("--explain looks into one device's run; leave out --mesh")
     if named is not None and given["no_fp64"]:
         raise UserError("--engine-policy judges the engine against FP64; leave out --no-fp64")
     with progress_bar("loading JAX") as advance:
@@ -176,7 +185,7 @@ def _score_file(
         from precaudit.recording.tracing.subject import load
 
         def opened(name: str, policy: Any) -> Any:
-            return load(name, policy, device=given["device"], allow=given["allow_field"])
+            return load(name, policy, device=given["device"], allow=given["allow_field"], mesh=given["mesh"])
 
         subject = opened(model, policy)
         formats = engine_policy(policy) if named is None else load_policy(named)

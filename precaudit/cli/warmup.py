@@ -33,6 +33,7 @@ class WarmupOptions:
     policy: str
     settings: tuple[str, ...]
     device: str
+    mesh: str | None
     allow_field: tuple[str, ...]
 
 
@@ -57,6 +58,11 @@ class WarmupOptions:
 @click.option("--policy", default="bf16", show_default=True, metavar="A,B", help="Names or files.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
+@click.option(
+    "--mesh",
+    metavar="NAME=N[,NAME=N]",
+    help="Of --for trace: on several devices, prompts over data, heads and widths over model.",
+)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @report_options("programs")
 @options_record(WarmupOptions)
@@ -74,6 +80,8 @@ def command(asked: WarmupOptions, to: Delivery) -> int:
 
     if asked.prompts is not None and asked.lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
+    if asked.mesh is not None and asked.purpose != "trace":
+        raise UserError("--mesh goes with --for trace; rollouts are sampled on one device")
     changes = parse_settings(asked.settings)
     chosen = [apply_settings(load_policy(name), changes) for name in policy_names(asked.policy)]
     sampling, named = Sampling(asked.temperature, asked.top_k, asked.top_p), loops_named(asked.loops)
@@ -86,7 +94,7 @@ def command(asked: WarmupOptions, to: Delivery) -> int:
         found: list[Warmed] = []
         for i, one in enumerate(chosen):
             advance(i, len(chosen), f"compiling for {one.name}")
-            subject = load(asked.model, one, device=asked.device, allow=asked.allow_field)
+            subject = load(asked.model, one, device=asked.device, allow=asked.allow_field, mesh=asked.mesh)
             how = How(asked.batch, asked.new_tokens, sampling, end_tokens(subject.checkpoint))
             given = _tasks(subject, asked.prompts, asked.lengths, asked.n)
             check_room(subject, given, how)

@@ -1,5 +1,6 @@
 """The shipped decoder cut over a mesh of devices: recorded there, read and judged on one device."""
 
+import json
 import os
 import re
 import shutil
@@ -55,6 +56,32 @@ def with_splits(folder, to, change, **changed):
 def test_prompts_cut_over_devices_give_the_bits_of_one(runs):
     """Three prompts in batches of two: the last batch is filled up, and what fills it is not recorded."""
     assert hashes(runs / "data") == hashes(runs / "one")
+
+
+def test_rollouts_are_scored_on_a_mesh_as_on_one_device(runs):
+    """Prompts cut: the same bits. Heads cut: two sums a layer are rounded otherwise, in bfloat16 and in float32."""
+    off = json.loads((runs / "scored.json").read_text())
+    assert off["bf16 data"] == off["fp32-highest data"] == 0
+    assert 0 < off["fp32-highest both"] < 1e-5  # nats
+    assert 0 < off["bf16 both"] < 0.25
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("rollout", "tiny", "--mesh", "data=2"), "--from FILE"),
+        (("rollout", "tiny", "--from", "x.jsonl", "--mesh", "data=2", "--explain", "1"), "leave out --mesh"),
+        (("warmup", "tiny", "--mesh", "data=2"), "--for trace"),
+    ],
+)
+def test_a_mesh_is_refused_where_tokens_are_sampled(command, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5]}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row))
+    assert run(list(command)) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
 
 
 def test_heads_cut_over_devices_give_the_bits_of_one_up_to_the_first_sum_of_parts(runs):

@@ -51,8 +51,12 @@ def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float,
     """Return log-probabilities [T] in FP64 of each rollout's tokens, by one prefill under the subject's policy.
 
     The logits, rounded to the policy's format, are divided by ``temperature`` in float32, and log softmax is taken in
-    float32: a trainer's view.
+    float32: a trainer's view. Raises UserError where the subject's mesh does not divide what is scored together.
     """
+    if BATCH % subject.mesh.data:
+        raise UserError(
+            f"--mesh {subject.mesh}: data={subject.mesh.data} does not divide {BATCH}, the sequences scored together"
+        )
     found: list[Array] = [np.zeros(0)] * len(rollouts)
     score = _program(subject.decoder, tuple(compiler_options(subject.policy).items()), subject.platform)
     done, total = 0, sum(bool(r.tokens) for r in rollouts)
@@ -65,7 +69,7 @@ def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float,
             tokens[b, : len(whole) - 1], next_[b, :n] = whole[:-1], r.tokens
             turned[b] = len(whole)
             at[b, :n] = np.arange(len(r.prompt) - 1, len(whole) - 1)
-        given = jax.device_put((tokens, np.zeros(BATCH, np.int32), at, next_), subject.device)
+        given = subject.put_by_prompt((tokens, np.zeros(BATCH, np.int32), at, next_))
         *where, ids = given
         targets = Targets(ids, jnp.float32(temperature))
         made = score(subject.parameters, subject.tables(length, turned), *where, targets)
