@@ -69,7 +69,8 @@ def _lines(c: Sameness, several: bool, whole: bool) -> Iterator[str]:
     if whole:
         yield f"{before}they {c.says}."
     for m in c.causes:
-        yield f"{before}{m.program}: {m.name} at {m.source}: {m.says}."
+        where = f" at {m.source}" if m.source else ""
+        yield f"{before}{m.program}: {m.name}{where}: {m.says}."
     if c.causes:
         both = "these mistakes" if len(c.causes) > 1 else "this mistake"
         yield f"{before}With {both} undone, all outputs agree in FP64."

@@ -16,7 +16,7 @@ import numpy as np
 from precaudit.diagnosis.sameness.marks import Marks, in_order, known, marks
 from precaudit.diagnosis.sameness.observed import Observed
 from precaudit.diagnosis.sameness.records import MeshCause
-from precaudit.diagnosis.sameness.repairs import Repair, repairs
+from precaudit.diagnosis.sameness.repairs import HANDED_ON, Repair, repairs
 from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.jax_versions import frames, walk_equations
 from precaudit.interpreters.jaxpr.ranks import Change, Key, Made, Ranks, Told
@@ -189,7 +189,7 @@ def _places(seen: _Seen, right: Marks) -> list[Place]:
         return bool(own) and all(known(m, right).any() for m in own)
 
     every = [
-        (Place(tuple(firsts), at, tuple(mends)), [right_at(own) for own in firsts.values()])
+        (Place(tuple(firsts), at, tuple(mends)), [right_at(own) and not _moves(mends) for own in firsts.values()])
         for firsts, at, mends in seen.found.values()
     ]
     last = [p for p, _ in every if p.keys[0][1] == "out"]
@@ -202,6 +202,11 @@ def _places(seen: _Seen, right: Marks) -> list[Place]:
             wrong += [p] * (not known_right[0]) + some * (len(p.keys) <= FEW_TIMES)
             alone += some * (len(p.keys) > FEW_TIMES)
     return [*last, *wrong, *given, *alone]
+
+
+def _moves(mends: Sequence[Repair]) -> bool:
+    """Whether a place hands shards on: they are the other's, of whichever rank."""
+    return any(r.name == "shard of another rank" and r.rank == HANDED_ON for r in mends)
 
 
 class Search(NamedTuple):

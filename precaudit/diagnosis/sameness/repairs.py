@@ -22,6 +22,7 @@ COLLECTIVES = (*SUMS, "pmax", "pmin", "ppermute", "all_to_all", "all_gather", "r
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "argmax")
 TERMS = ("add", "sub", "add_any")
 Picked = Callable[[Sequence[Any]], Sequence[Any]]  # which values of an equation, its operands and results, are meant
+HANDED_ON = 1  # the rank of a repair that leaves a ppermute out
 MOST_RANKS = 16  # of which every other is tried
 
 
@@ -153,7 +154,9 @@ def _without(
         other = [y for j, y in enumerate(inputs) if j != i]
         change = partial(_operand, i)
         if name == "ppermute":
-            yield Repair("shard of another rank", f"it is taken of another rank of {_said(axes, every)}", 1, change)
+            yield Repair(
+                "shard of another rank", f"it is taken of another rank of {_said(axes, every)}", HANDED_ON, change
+            )
         elif name in SUMS:
             yield Repair("summed again", f"what is whole is summed once more over {_said(axes, every)}", 1, change)
         elif name in ("select_n", "mul") and any(_differs(y, every) for y in other):
