@@ -37,6 +37,9 @@ TRACES = (
     "interpreters/mesh",
     "interpreters/tpu",
     "models/jax_decoder",
+    "recording/programs/own.py",
+    "recording/programs/program.py",
+    "recording/programs/served.py",
     "recording/runs",
     "recording/tracing",
     "schema/coverage.py",
@@ -71,6 +74,8 @@ NO_NUMBERS = (
     "schema/brief.py",
     "schema/filed.py",
     "schema/frames.py",
+    "schema/point_names.py",
+    "schema/program_names.py",
     "writing.py",
 )
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
