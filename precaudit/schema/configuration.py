@@ -64,6 +64,9 @@ NORMS = {
 }
 
 
+NORM_ONCE = {"gemma", "gemma2", "gemma3_text", "olmo2"}
+
+
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes and constants of a decoder; widths in elements, ``context`` in positions.
 
@@ -167,8 +170,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def norm_once(self) -> bool:
-        """Whether a norm is rounded once, after its weight, and not before it, too: Gemma's and OLMo 2's."""
-        return self.norm_offset != 0.0 or self.norms == "after"
+        """Whether a norm is rounded once, after its weight, and not before it, too.
+
+        By the family's name: a known mistake changes norm_offset, and no rounding with it.
+        """
+        return self.family in NORM_ONCE
 
     @property
     def score_scale(self) -> float:
