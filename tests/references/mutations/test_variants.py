@@ -71,6 +71,9 @@ def check(operation, name, point, layer, policy):
             continue
         if found.variant.name == "as announced" and any(re.fullmatch(p, v.name) for p in WITHIN):
             continue
+        if found.variant.number is not None and v.name == f"epsilon {found.variant.number:g}":  # said with its number
+            assert alike(o, model, rules, found.variant, values), (name, point, layer, v.name, found)
+            continue
         ways = [re.sub(p, one, n) for n in (f"{point}: {v.name}", v.name) for p, (one, _) in SAME.items()
                 if re.fullmatch(p, n)]  # fmt: skip
         other = next(iter(ways), None)
