@@ -33,6 +33,7 @@ from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.comparison.programs import compare_program as compare_program
+from precaudit.references.textbook.local import FUSED
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt
@@ -288,6 +289,19 @@ def test_a_batch_s_own_program_tells(tmp_path):
     made = {n.shape[0]: n.made["v"] for n in run.record.neutrality if n.phase == "decode"}
     assert made == {2: ("1 pass",), 1: ("float32",)}
     assert gate(compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))).counts.keys() == {"pass"}
+
+
+@needs_libtpu
+def test_logits_whose_norm_may_be_fused_need_the_last_layer(tmp_path):
+    """The chip's compiler hands the last norm's values on unrounded: what made them has to be there, or none tells."""
+    subject, given = load("tiny", "bf16", device="tpu-predicted:v5e"), [Prompt(id="a", prompt="def f(x):")]
+    for layers, counts in (("3", {"pass", "unknown"}), ("3,-1", {"pass"})):
+        select = Selection.parse(points="q,logits", phases="prefill,decode", layers=layers)
+        run = trace(subject, tmp_path / layers, given, select, TraceOptions(1))
+        found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+        assert gate(found).counts.keys() == counts
+        unknown = {(e.point, e.unknown) for e in found.errors if e.unknown}
+        assert unknown == ({("logits", FUSED)} if layers == "3" else set())
 
 
 def doubled(q, k, scale, a):

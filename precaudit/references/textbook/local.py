@@ -36,7 +36,7 @@ from precaudit.references.textbook.units import (
 )
 from precaudit.schema.coverage import has_inputs
 from precaudit.schema.emulations import SUMS, Emulation
-from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import canonical, error_sizes, explained_share, norm, ratio
@@ -47,6 +47,7 @@ from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
 
 NOT_RECORDED = "inputs were not recorded"  # why a record has no numbers
+FUSED = "a TPU may not round what it reads, and the layer before was not recorded: add the last one, --layers …,-1"
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
 
 
@@ -156,7 +157,17 @@ def local_errors(
             others = Alternatives(recorded, model, operation, declared)
             device, settled = device_kind(recorded.run.record.device), tpu_chooses(recorded, declared, place)
             made = _emulate(operation, here, model, others, device, settled)
+            if device == "tpu" and not made.closes and _last_layer_lacks(recorded, place):
+                yield from _unknown(part, place, run, FUSED)
+                continue
             yield from _records(recorded, operation, made, others, of_policy(here.policy, decode))
+
+
+def _last_layer_lacks(recorded: Recorded, place: Place) -> bool:
+    """Whether what an operation after the layers reads was made of values of a layer that was not recorded."""
+    made = inputs_of(place.point, recorded.config.sparse)
+    of_layers = any(POINTS[n].per_layer for name in made for n in inputs_of(name, recorded.config.sparse))
+    return place.layer is None and of_layers and recorded.config.layers - 1 not in recorded.requested.layers
 
 
 def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
