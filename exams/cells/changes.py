@@ -122,7 +122,7 @@ def in_tables(made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Chan
 
 
 def _turning(subject: Subject, made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Subject:
-    return Turning(**{f.name: getattr(subject, f.name) for f in fields(Subject)}, made=made)
+    return Turning(**{f.name: getattr(subject, f.name) for f in fields(Subject) if f.init}, made=made)
 
 
 def in_config(**fields_: Any) -> Change:

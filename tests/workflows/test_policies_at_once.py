@@ -292,12 +292,12 @@ def test_what_is_not_known_is_no_success():
 
 
 def test_policies_of_a_file_with_a_comma(tmp_path):
-    from precaudit.cli.trace import _policies
+    from precaudit.cli._options import policy_names
 
     path = tmp_path / "a,b.toml"
     path.write_text("")
-    assert _policies(str(path)) == [str(path)]
-    assert _policies("bf16, fp32") == ["bf16", "fp32"]
+    assert policy_names(str(path)) == [str(path)]
+    assert policy_names("bf16, fp32") == ["bf16", "fp32"]
     with pytest.raises(UserError, match="twice"):
         several.folders_of([load_policy("bf16")] * 2, tmp_path)
     with pytest.raises(UserError, match="unknown policy"):

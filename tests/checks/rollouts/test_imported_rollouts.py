@@ -185,7 +185,7 @@ def test_no_logits_of_every_position_are_kept(tiny, monkeypatch, block, kept):
     length, vocab = 256, tiny.config.vocab
     ids, starts = np.zeros((BATCH, length), np.int32), np.zeros(BATCH, np.int32)
     program = scoring._program.__wrapped__(tiny.decoder, (), "cpu")
-    given = (tiny.parameters, tiny.tables(length), ids, starts, ids, ids, np.float32(1))
+    given = (tiny.parameters, tiny.tables(length), ids, starts, ids, scoring.Targets(ids, np.float32(1)))
     text = program.lower(*given).compile().as_text()
     shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\[(\d+(?:,\d+)*)\]", text)}
     largest = max(math.prod(x) for x in shapes if vocab in x)
