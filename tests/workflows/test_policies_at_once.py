@@ -301,4 +301,4 @@ def test_policies_of_a_file_with_a_comma(tmp_path):
     with pytest.raises(UserError, match="twice"):
         several.folders_of([load_policy("bf16")] * 2, tmp_path)
     with pytest.raises(UserError, match="unknown policy"):
-        load(MODEL, _policies("")[0])
+        load(MODEL, policy_names("")[0])
