@@ -534,7 +534,7 @@ def config_of(name, **more):
     ("name", "more"),
     [("phi3-mha", {"attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
      ("qwen2-gqa", {"use_mrope": False}), ("gemma2-gqa", {"sliding_window_size": 8}),
-     ("gemma2-gqa", {"hidden_act": "gelu"}),
+     ("gemma2-gqa", {"hidden_act": "gelu"}), ("gemma-mqa", {"hidden_act": "gelu"}),
      ("qwen3-moe-gqa", {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}),
      ("llama-gqa", {"unsloth_version": "x", "_attn_implementation_autoset": True, "tokenizer_class": "T"})],
 )  # fmt: skip

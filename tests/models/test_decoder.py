@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
@@ -258,3 +259,22 @@ def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
     assert "gate_out" not in {e.point for e in compare(run, select=everything()).errors}
     with pytest.raises(UserError, match="'gate_out' was not recorded"):
         compare(run, select=Selection.parse(points="gate_out"))
+
+
+def test_all_that_a_bisection_by_layers_raises_together_is_float32():
+    """Layers, what they hand on and the head: logits of float32. Without the head they are rounded before."""
+    tokens = np.arange(1, 13, dtype=np.int32)[None]
+    subject, single = load("tiny", "bf16", device="cpu"), load("tiny", "fp32-highest", device="cpu")
+    wide = apply_settings(subject.policy, dict(candidates(subject.policy, subject.config, "cpu"))["all"])
+    between = apply_settings(subject.policy, {"residual": "float32", "kv_cache": "float32"})
+    layers = tuple(range(subject.config.layers))
+
+    def logits(of):
+        rows = np.arange(12, dtype=np.int32)[None]
+        out, _ = of.decoder.prefill(of.parameters, of.tables(12), tokens, np.zeros(1, np.int32), rows, None)
+        return np.asarray(out, np.float64)
+
+    exact = logits(single)
+    size = np.linalg.norm(exact)
+    assert np.linalg.norm(logits(subject.under(between, ((*layers, len(layers)), wide))) - exact) < 1e-5 * size
+    assert np.linalg.norm(logits(subject.under(between, (layers, wide))) - exact) > 1e-4 * size
