@@ -59,8 +59,8 @@ def same(
             require_name(str(x))
     said = [x.reference if isinstance(x, ServedModel) else x for x in (one, other)]
     one, other = _opened_model(one), _opened_model(other)
-    one, other = _serving(one, other), _serving(other, one)
     loaded: dict[str, Program] = {}
+    one, other = _serving(one, other, loaded), _serving(other, one, loaded)
     if _is_path(one) or _is_path(other):
         with progress_of(progress) as tell, tempfile.TemporaryDirectory() as folder:
             paths = [Path(str(x)) for x in (one, other) if _is_path(x)]
@@ -89,7 +89,7 @@ def _opened_model(x: object) -> Any:
     return load(str(x), device="cpu")
 
 
-def _serving(x: object, other: object) -> Any:
+def _serving(x: object, other: object, loaded: dict[str, Program]) -> Any:
     """Return a model's prefill of the tokens that a program beside it reads; what is no model as it is.
 
     Raises UserError where the program does not say which of its inputs holds them.
@@ -97,12 +97,20 @@ def _serving(x: object, other: object) -> Any:
     if not isinstance(x, ServedModel):
         return x
     from precaudit.recording.programs.entries import token_ids
-    from precaudit.recording.programs.loading import load_program
 
-    program = load_program(other.partition(ENTRY)[0]) if isinstance(other, str) and not _is_path(other) else other
+    program = _loaded(other.partition(ENTRY)[0], loaded) if isinstance(other, str) and not _is_path(other) else other
     if not isinstance(program, Program):
         return x.altered(then={})
     return x.serving({case: token_ids(program, case) for case in program.cases}).altered(then={})
+
+
+def _loaded(name: str, loaded: dict[str, Program]) -> Program:
+    """Return a program by its name, whose file runs once."""
+    from precaudit.recording.programs.loading import load_program
+
+    if name not in loaded:
+        loaded[name] = load_program(name)
+    return loaded[name]
 
 
 def _is_path(x: object) -> bool:
@@ -144,14 +152,11 @@ def _same_as_run(run: Path, tensors: Path, folder: Path) -> Sameness:
 def _named(x: object, inputs: tuple[Any, ...] | None, called: str, loaded: dict[str, Program]) -> "Named":
     """Return a program with what it is called and its entry point; raises UserError."""
     from precaudit.diagnosis.sameness.compared import Named
-    from precaudit.recording.programs.loading import load_program
 
     entry = ""
     if isinstance(x, str):
         called, _, entry = x.partition(ENTRY)
-        if called not in loaded:
-            loaded[called] = load_program(called)
-        x = loaded[called]
+        x = _loaded(called, loaded)
     elif not isinstance(x, Program):
         if not callable(x) or inputs is None:
             raise UserError("same: two Programs, or two functions and the inputs of both: same(f, g, (x,))")

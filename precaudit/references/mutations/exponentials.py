@@ -1,12 +1,13 @@
 """Approximations of exp that kernels use."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from precaudit.numbers.arrays import Array
 
-LOG2E = float(np.log2(np.e))
+LOG2E = math.log2(math.e)
 # 2^f on [0, 1): minimax of relative error in FlashAttention-4's kernel, and Taylor's
 POLYNOMIALS = {
     "a minimax polynomial of degree 3": (
