@@ -45,9 +45,53 @@ def test_a_trial_is_made_once_and_read_by_the_next_bisection(tmp_path):
 
 def test_another_request_is_not_mixed_in(tmp_path):
     made(tmp_path, dict).open(force=False)
+    for other in ("flips=0", "logits<1e-3", "bits", "verdict"):
+        with pytest.raises(UserError, match="another request"):
+            made(tmp_path, dict, test=other).open(force=False)
     with pytest.raises(UserError, match="another request"):
-        made(tmp_path, dict, test="kl<1e-4").open(force=False)
-    made(tmp_path, dict, test="kl<1e-4").open(force=True)
+        made(tmp_path, dict, changes=("a", "c"), test="kl<1e-4").open(force=False)
+    made(tmp_path, dict, test="flips=0").open(force=True)
+
+
+def test_another_limit_of_the_same_figure_reads_the_trials_that_were_made(tmp_path):
+    figures = {(): 1e-9, ("a",): 9e-5, ("b",): 3e-4, ("a", "b"): 2e-3}
+    asked = []
+
+    def measure(changes, folder):
+        asked.append(changes)
+        return {"kl": figures[changes]}
+
+    first = made(tmp_path, measure)
+    first.open(force=False)
+    assert [first.run(c).answer for c in figures] == ["good", "good", "good", "bad"]
+    names = {c: first.run_folder(c) for c in figures}
+    asked.clear()
+    second = made(tmp_path, measure, test="kl<1e-4")
+    second.open(force=False)
+    assert [second.run(c).answer for c in figures] == ["good", "good", "bad", "bad"]
+    assert asked == [("a",), ("a",)]  # near the new limit, so that it is measured twice
+    assert {c: second.run_folder(c) for c in figures if c != ("a",)} == {c: x for c, x in names.items() if c != ("a",)}
+
+
+def test_a_trial_that_answered_differently_is_made_again_for_another_limit(tmp_path):
+    answers = iter([1.1e-3, 0.9e-3, 2e-3])
+    first = made(tmp_path, lambda _c, _f: {"kl": next(answers)})
+    first.open(force=False)
+    with pytest.raises(CannotJudge):
+        first.run(("a",))
+    second = made(tmp_path, lambda _c, _f: {"kl": next(answers)}, test="kl<1e-5")
+    second.open(force=False)
+    assert second.run(("a",)).figures["kl"] == 2e-3
+
+
+def test_a_command_is_no_limit_of_the_same_figure(tmp_path):
+    made(tmp_path, dict, test="kl<1e-4").open(force=False)
+    asked = BisectionAsked(
+        subject="s", by="policy", good="A", bad="B", test="./kl.sh", against="fp64", changes=("a", "b"), how="", code=""
+    )
+    command = Trials(asked, parse_criterion("kl<1e-4"), dict, tmp_path / "out", lambda _: None)
+    with pytest.raises(UserError, match="another request"):
+        command.open(force=False)
 
 
 def test_a_figure_near_its_limit_is_measured_again(tmp_path):

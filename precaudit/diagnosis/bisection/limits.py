@@ -49,6 +49,12 @@ def parse_criterion(text: str) -> Criterion:
         raise UserError(f"--test {text!r}: {match['number']} is no number") from None
 
 
+def limited_figure(text: str) -> str | None:
+    """Return the name of the figure that a test limits by a number; None where it is a word or a user's command."""
+    match = SHAPE.fullmatch(text.strip())
+    return None if match is None else match["name"]
+
+
 def bound_of(test: Criterion, base: Mapping[str, Number]) -> float | None:
     """Return the limit in the figure's own units; ``base``: the figures of A. None where A has none of that name."""
     if not test.times:

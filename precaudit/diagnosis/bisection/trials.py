@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from precaudit.diagnosis.bisection.ddmin import Changes
-from precaudit.diagnosis.bisection.limits import Criterion
+from precaudit.diagnosis.bisection.limits import Criterion, judge_figures, limited_figure
 from precaudit.diagnosis.bisection.records import BisectionAsked, BisectionTrial
 from precaudit.diagnosis.bisection.tasks import Figures, Measure, Tasks, TrialTask
 from precaudit.errors import CannotJudge, UserError
@@ -47,9 +49,12 @@ class Trials:
             shutil.rmtree(self.folder / RUNS, ignore_errors=True)
         if path.exists():
             lines = read_trials(path)
-            if not lines or lines[0] != self.asked:
+            if not lines or not self._measures_as(lines[0]):
                 raise UserError(f"{self.folder} holds a bisection of another request; give another -o, or --force")
-            self.kept = {t.changes: t for t in lines[1:] if isinstance(t, BisectionTrial)}
+            trials = [t for t in lines[1:] if isinstance(t, BisectionTrial)]
+            if lines[0] != self.asked:
+                trials = rejudge_trials(self.criterion, trials)
+            self.kept = {t.changes: t for t in trials}
         make_folder(self.folder)
         write_lines(path, [self.asked, *self.kept.values()])  # without a torn last line
 
@@ -82,7 +87,21 @@ class Trials:
             self._key(changes), changes, self.run_folder(changes), self.measure, self.criterion, self.base, self.twice
         )
 
+    def _measures_as(self, asked: Any) -> bool:
+        """Whether an earlier bisection measured what this one does: its figure may have had another limit."""
+        if asked == self.asked:
+            return True
+        figure = limited_figure(self.asked.test)
+        return (
+            isinstance(asked, BisectionAsked)
+            and changed(asked, test=self.asked.test) == self.asked
+            and figure is not None
+            and limited_figure(asked.test) == figure
+        )
+
     def _key(self, changes: Changes) -> str:
+        if changes in self.kept:
+            return self.kept[changes].key
         return hashlib.sha256(repr((encode(self.asked), changes)).encode()).hexdigest()[:12]
 
     def _make(self, changes: Changes) -> BisectionTrial:
@@ -95,6 +114,21 @@ class Trials:
         self.made += 1
         self.tell(trial)
         return trial
+
+
+def rejudge_trials(test: Criterion, trials: Sequence[BisectionTrial]) -> list[BisectionTrial]:
+    """Return trials as they answer to a test with another limit, without those that have to be made again.
+
+    Made again are a trial that was made once and is near the new limit, one that answered differently twice, and one
+    that could not be told.
+    """
+    base = next((t.figures for t in trials if not t.changes), {})
+    found = []
+    for trial in trials:
+        word, near, _ = judge_figures(test, trial.figures, base)
+        if word != "unknown" and len(set(trial.answers)) == 1 and not (near and len(trial.answers) < 2):
+            found.append(changed(trial, answer=word, answers=(word,) * len(trial.answers), near=near, why=None))
+    return found
 
 
 def read_trials(path: Path) -> list[Any]:
