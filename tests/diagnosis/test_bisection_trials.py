@@ -57,7 +57,7 @@ def test_another_limit_of_the_same_figure_reads_the_trials_that_were_made(tmp_pa
     figures = {(): 1e-9, ("a",): 9e-5, ("b",): 3e-4, ("a", "b"): 2e-3}
     asked = []
 
-    def measure(changes, folder):
+    def measure(changes, _folder):
         asked.append(changes)
         return {"kl": figures[changes]}
 

@@ -119,8 +119,8 @@ class Trials:
 def rejudge_trials(test: Criterion, trials: Sequence[BisectionTrial]) -> list[BisectionTrial]:
     """Return trials as they answer to a test with another limit, without those that have to be made again.
 
-    Made again are a trial that was made once and is near the new limit, one that answered differently twice, and one
-    that could not be told.
+    Measured again are a trial that was made once and is near the new limit, one that answered differently twice, and
+    one that could not be told.
     """
     base = next((t.figures for t in trials if not t.changes), {})
     found = []
