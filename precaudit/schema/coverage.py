@@ -299,7 +299,7 @@ def entry_format(policy: Policy, entry: ExpectedTensor) -> str:
 
 def point_format(policy: Policy, point: str) -> str:
     """Return the format a policy stores a point in."""
-    name: str = getattr(policy, POINTS[point].format)
+    name = policy.format_of(POINTS[point].format)
     return policy.activations if name == "int8" else name  # what is read of integers
 
 

@@ -77,7 +77,7 @@ def candidates(policy: Policy, config: DecoderConfig, platform: str) -> Iterator
     if policy.mask != "full":
         yield "mask", {"mask": "full"}
     parts = [k for k in CODE if k not in ("all", "attention", "mask")]
-    narrow = [k for k in parts if FORMATS[getattr(policy, k)].unit_roundoff > 2.0**-24]
+    narrow = [k for k in parts if FORMATS[policy.format_of(k)].unit_roundoff > 2.0**-24]
     for key in narrow:
         if key not in kernel_formats(policy):
             yield key, {key: "float32"}

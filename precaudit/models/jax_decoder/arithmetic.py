@@ -41,7 +41,7 @@ class Arithmetic:
     def of(cls, policy: Policy) -> "Arithmetic":
         """Resolve a policy's names."""
         other = ("matmul", "decode_in_float32", "inputs_in_int8", "attention")
-        dtypes = {f.name: _dtype(getattr(policy, f.name)) for f in fields(cls) if f.name not in other}
+        dtypes = {f.name: _dtype(policy.format_of(f.name)) for f in fields(cls) if f.name not in other}
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]
         raised, int8 = policy.decode_attention == "float32", policy.projection_inputs == "int8"

@@ -33,7 +33,7 @@ def inner_roundoff(point: str, policy: Policy, config: DecoderConfig) -> float:
     keys = row.inner
     if any({"linear", "biased"} & set(group) for group in row.inner_places(config)):
         keys = (*keys, "activations")
-    formats = [getattr(policy, key) for key in keys]
+    formats = [policy.format_of(key) for key in keys]
     narrow = operand_roundoff(policy.matmul) if row.kind == "mix" and policy.probs == "float32" else 0.0
     return max(narrow, *(FORMATS[name].unit_roundoff for name in ("float32", *formats)))
 

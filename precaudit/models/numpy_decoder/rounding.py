@@ -164,12 +164,14 @@ def _cast(policy: Policy, key: str) -> Cast:
     value = getattr(policy, key)
     if value == "int8":
         return InRows(stored=policy.activations if key == "kv_cache" else None)
-    return identity if value == "as-activations" else rounder(value)
+    if key == "projection_inputs":
+        return identity  # rows are of the activations' format already
+    return rounder(policy.format_of(key))
 
 
 def _format(place: str, policy: Policy) -> str:
     """Return the format that a policy rounds a place to; float32 where it rounds nothing."""
-    return "float32" if place == "added" and not _narrows(policy) else getattr(policy, FORMAT_OF[place])
+    return "float32" if place == "added" and not _narrows(policy) else policy.format_of(FORMAT_OF[place])
 
 
 def _narrows(policy: Policy) -> bool:

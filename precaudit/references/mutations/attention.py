@@ -57,8 +57,8 @@ def variants_of_attention(row: Point, policy: Policy, config: DecoderConfig, lay
             "heads averaged", says="every head holds the mean of all", form=on_result(_mean, True), last=True
         )
     else:
-        yield from stored(row.place, getattr(policy, row.format), EIGHT_BITS)
-    yield from cut(row.place, getattr(policy, row.format))
+        yield from stored(row.place, policy.format_of(row.format), EIGHT_BITS)
+    yield from cut(row.place, policy.format_of(row.format))
     if row.kind == "score":
         yield semantics(
             "linear biases", says="2^(−8h/H) for each key between is subtracted from scores of head h (ALiBi)",

@@ -91,8 +91,8 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
 
 def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of a product with a matrix."""
-    yield from stored(row.place, getattr(policy, row.format))
-    yield from cut(row.place, getattr(policy, row.format))
+    yield from stored(row.place, policy.format_of(row.format))
+    yield from cut(row.place, policy.format_of(row.format))
     if row.cache and not row.rotates:
         yield from value_variants()
     if row.adds_bias(config):

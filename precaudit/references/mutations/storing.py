@@ -27,7 +27,7 @@ def to_bits(bits: int) -> Cast:
 
 def other_roundings(row: Point, policy: Policy) -> Iterator[Variant]:
     """Yield an operation whose result is rounded to fewer bits, or to integers."""
-    announced = getattr(policy, row.format)
+    announced = policy.format_of(row.format)
     if announced not in FORMATS:
         return
     for bits in FEW:

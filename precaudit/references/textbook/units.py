@@ -25,7 +25,7 @@ def factor_formats(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
     """Return the formats of what an operation multiplies, as a policy has them."""
     if decode and policy.decode_attention == "float32" and row.reads_keys:
         return ("float32",)
-    return tuple(getattr(policy, key) for key in row.operands)
+    return tuple(policy.format_of(key) for key in row.operands)
 
 
 def multiplies_integers(policy: Policy, row: Point) -> bool:

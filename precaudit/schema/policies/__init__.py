@@ -83,6 +83,11 @@ class Policy:
         """The keys and values without the name."""
         return {k: v for k, v in asdict(self).items() if k != "name"}
 
+    def format_of(self, key: str) -> str:
+        """Return the format that a key says, of ``as-activations`` that of the activations."""
+        name: str = getattr(self, key)
+        return self.activations if name == "as-activations" else name
+
 
 @dataclass(frozen=True)
 class DevicePolicy(Policy):
