@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.diagnosis.evidence.remedies import candidates
+from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.models.jax_decoder import Parts
-from precaudit.models.jax_decoder.parts import route
+from precaudit.models.jax_decoder.parts import project, route
 from precaudit.models.numpy_decoder.magnitudes import rowwise
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import widen
@@ -19,8 +21,10 @@ from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import default_limits
+from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
+from precaudit.workflows.verbs import diagnose
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few
 
@@ -96,6 +100,47 @@ def test_flips_of_an_honest_run_are_near_ties(tmp_path):
     flips = int(note.split()[1])
     assert flips > 0
     assert note == f"routing: {flips} of 600 tokens use other experts than FP64, {flips} of them near ties"
+
+
+ROUTER = apply_settings(load_policy("bf16"), {"router": "float32"})
+
+
+@pytest.mark.parametrize("stored", few(["float32", "float16"], "float32"))  # 5 s
+def test_router_logits_are_kept_in_the_policy_s_format(tmp_path, stored):
+    policy = apply_settings(load_policy("bf16"), {"router": stored})
+    compared = found(tmp_path, policy=policy)
+    recorded = Recorded.of(compared.run)
+    logits, weights = (recorded.tensor("p0", "prefill", 0, 1, p) for p in ("router", "experts"))
+    assert (logits.dtype.name, weights.dtype.name) == (stored, "bfloat16")
+    assert gate(tmp_path / "run").exit_code == 0
+    assert not failing(compared)
+
+
+def rounding_router(x, weight, bias, a):
+    """Round router logits, which alone are kept in float32, to bfloat16."""
+    y = project(x, weight, bias, a)
+    return y if y.dtype == x.dtype else y.astype(x.dtype).astype(y.dtype)
+
+
+def test_a_router_that_rounds_where_its_policy_does_not_fails(tmp_path):
+    compared = found(tmp_path, replace(Parts(), project=rounding_router), ROUTER)
+    assert failing(compared) == {(0, "router"), (1, "router")}
+
+
+@pytest.mark.slow
+def test_a_router_that_rounds_where_its_policy_does_not_is_named(tmp_path):
+    parts = replace(Parts(), project=rounding_router)
+    found(tmp_path, parts, ROUTER)
+    subject = load(str(FIXTURES / "qwen3-moe-gqa"), ROUTER, device="cpu", parts=parts)
+    findings = diagnose(tmp_path / "run", subject=subject).findings
+    assert {(f.point, f.cause) for f in findings} == {("router", "stored in bfloat16")}
+
+
+def test_a_router_in_float32_is_a_remedy_of_sparse_models_alone():
+    sparse, dense = (load(str(FIXTURES / name), "bf16", device="cpu").config for name in ("qwen3-moe-gqa", "llama-gqa"))
+    assert dict(candidates(load_policy("bf16"), sparse, "cpu"))["router"] == {"router": "float32"}
+    assert "router" not in dict(candidates(load_policy("bf16"), dense, "cpu"))
+    assert "router" not in dict(candidates(ROUTER, sparse, "cpu"))
 
 
 def test_a_sum_that_is_normalised_is_bounded_by_its_true_size():

@@ -40,6 +40,7 @@ CODE = {
     "residual": "x = x.astype(jnp.float32)  # before the layers; x + out.astype(jnp.float32) in them",
     "activations": "lax.dot_general(x, w, …, preferred_element_type=jnp.float32)  # not cast back",
     "mlp": "jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)",
+    "router": "lax.dot_general(x, router, …, preferred_element_type=jnp.float32)",
     "logits": "lax.dot_general(x, head, …, preferred_element_type=jnp.float32)",
     "norm": "y = x.astype(jnp.float32)  # inside the norm",
     "rope": "cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)",
@@ -76,7 +77,7 @@ def candidates(policy: Policy, config: DecoderConfig, platform: str) -> Iterator
     """
     if policy.mask != "full":
         yield "mask", {"mask": "full"}
-    parts = [k for k in CODE if k not in ("all", "attention", "mask")]
+    parts = [k for k in CODE if k not in ("all", "attention", "mask") and (k != "router" or config.sparse)]
     narrow = [k for k in parts if FORMATS[policy.format_of(k)].unit_roundoff > 2.0**-24]
     for key in narrow:
         if key not in kernel_formats(policy):

@@ -32,6 +32,7 @@ class Arithmetic:
     mlp: np.dtype[Any]
     kv_cache: np.dtype[Any]
     logits: np.dtype[Any]
+    router: np.dtype[Any]
     matmul: Any
     decode_in_float32: bool
     attention: str

@@ -205,7 +205,7 @@ class Decoder:
         """Run every expert on every token and add what the chosen ones say, in float32."""
         parts, a, c = self.parts, self.arithmetic, self.config
         with scope("router"):
-            logits = tap(parts.project(h, w["router"], None, a), "router")
+            logits = tap(parts.project(h, w["router"], None, replace(a, activations=a.router)), "router")
         with scope("experts"):
             weights = tap(parts.route(logits, c.experts_used, c.renormalise, a), "experts")
 

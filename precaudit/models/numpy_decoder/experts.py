@@ -10,7 +10,7 @@ from precaudit.numbers.arrays import Array
 def router(c: Context, mlp_norm: Array) -> Array:
     """Router logits [T, E]."""
     r = c.rounding
-    return r.rows(r.dot(mlp_norm, c.tensor("mlp.gate.weight").T))
+    return r.router(r.dot(mlp_norm, c.tensor("mlp.gate.weight").T))
 
 
 def experts(c: Context, router: Array) -> Array:

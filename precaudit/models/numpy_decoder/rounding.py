@@ -59,6 +59,7 @@ class Rounding:
     linear: Annotated[Cast, "activations"] = identity
     biased: Annotated[Cast, "activations"] = identity
     rows: Annotated[Cast, "activations"] = identity
+    router: Annotated[Cast, "router"] = identity
     cache: Annotated[Cast, "kv_cache"] = identity
     score_dot: Annotated[Cast, "scores"] = identity
     score_scaled: Annotated[Cast, "scores"] = identity

@@ -114,7 +114,7 @@ POINTS = {
         ),
         Point(
             "router", "projection", "TE", ("mlp_norm",), "router logits of a mixture of experts",
-            only="sparse", place="rows", operands=("activations",),
+            only="sparse", place="router", format="router", operands=("activations",), shows=("router",),
         ),
         Point(
             "experts", "route", "TE", ("router",), "weights of the chosen experts, 0 for the others",

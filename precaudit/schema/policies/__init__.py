@@ -52,6 +52,7 @@ class Policy:
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
     ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
     projection_inputs: ``int8`` quantises what a layer's projections read, row by row, and multiplies integers.
+    router: the router logits of a mixture of experts as stored, ``as-activations`` or a format of their own.
     kv_cache ``int8``: a scale for every token and head; what attention reads is of the activations' format.
     """
 
@@ -78,6 +79,7 @@ class Policy:
     layers: str = "scan"
     fused: str = "none"
     mask: str = "full"
+    router: str = "as-activations"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -124,6 +126,7 @@ WORDS = {
     "layers": ("scan", "unrolled"),
     "fused": ("none", "qkv", "qkv+gate_up"),
     "mask": ("full", "window:N"),
+    "router": ("as-activations", *ARITHMETIC),
 }
 # What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
 # format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
@@ -177,7 +180,8 @@ def _in_parts(record: Any) -> dict[str, Any]:
 
 def complete_policy(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
-    then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
+    then = dict.fromkeys(("projection_inputs", "router"), "as-activations")
+    then |= {"embed_factor": "exact", "embeddings": "as-weights"}
     return then | {"attention": "naive", "layers": "scan", "fused": "none", "mask": "full"} | dict(recorded)
 
 
