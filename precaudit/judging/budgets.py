@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import inf, isfinite
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -15,10 +15,12 @@ from precaudit.judging.verdicts import Status
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import narrow_checks
 from precaudit.schema.records.base import Number, value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import Distribution, ErrorRecord
 from precaudit.schema.selection import PHASES, parse_layers
 from precaudit.schema.toml import of_table, toml_bytes, toml_table
 
+# What a distribution holds a position of: the worst position counts.
+OF_POSITIONS = tuple(n for n in Distribution.__struct_fields__ if n not in ("positions", "kl_noise", "gap"))
 METRICS = (
     "rel_l2",
     "mae",
@@ -32,11 +34,11 @@ METRICS = (
     "ratio",
     "excess",
     "componentwise",
-    "kl",
     "mismatched",
     "price",
+    *OF_POSITIONS,
 )
-AT_LEAST = ("cosine", "snr")  # larger is better
+AT_LEAST = ("cosine", "snr", "top1", "top5", "top50")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
 TABLES = ("budget", "rollout")  # of runs, of rollouts
 NOT_FROZEN: tuple[Status, str] = ("missing", "the baseline has no value to ratchet from")
@@ -316,8 +318,8 @@ def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | No
     if scope != "tensor":
         found = (e.scopes or {}).get(scope, {}).get(metric)
         return None if found is None else (value(found[0]), found[1])
-    if metric == "kl":
-        return None if e.distribution is None else (max(map(value, e.distribution.kl), default=0.0), None)
+    if metric in OF_POSITIONS:
+        return _worst_position(e.distribution, metric)
     if metric in ("excess", "componentwise"):
         part = getattr(e.unexplained, metric, None)
         return None if part is None else (value(part[0]), part[1]) if metric == "componentwise" else (value(part), None)
@@ -326,6 +328,16 @@ def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | No
     number = getattr(e, metric)
     size = None if number is None else value(number)
     return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)
+
+
+def _worst_position(found: Distribution | None, metric: str) -> tuple[float, Any] | None:
+    """Return the worst position's number of a distribution: NaN where one is; None where it holds none."""
+    numbers = [] if found is None else [value(x) for x in getattr(found, metric)]
+    if not numbers:
+        return None
+    if any(map(isnan, numbers)):
+        return nan, None
+    return (min(numbers) if metric in AT_LEAST else max(map(abs, numbers))), None
 
 
 def keeps_limit(metric: str, found: float, limit: float) -> bool:

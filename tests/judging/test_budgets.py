@@ -258,6 +258,38 @@ def test_every_metric_is_told_from_a_record():
     assert metric_of(error(unexplained=None), "excess", "tensor") is None
 
 
+def spread(**rows):
+    """Return a record of logits of three positions that agree but for some numbers."""
+    same = {"kl": 0.0, "top1": 1.0, "top5": 1.0, "top50": 1.0, "rank": 0, "logprob_error": 0.0, "gap": 1.0}
+    numbers = {name: (x,) * 3 for name, x in same.items()} | rows
+    return error("logits", "forward", distribution=Distribution(positions=(3, 4, 5), kl_noise=None, **numbers))
+
+
+@pytest.mark.parametrize(
+    ("metric", "numbers", "worst", "keeps", "breaks"),
+    [
+        ("kl", (0.1, 0.3, 0.0), 0.3, 0.3, 0.29),
+        ("logprob_error", (0.1, -0.3, 0.0), 0.3, 0.3, 0.29),
+        ("rank", (0, 4, 1), 4.0, 4, 3),
+        ("top1", (1.0, 0.0, 1.0), 0.0, 0, 1),
+        ("top5", (1.0, 0.8, 0.6), 0.6, 0.6, 0.8),
+    ],
+)
+def test_a_limit_of_a_distribution_is_of_its_worst_position(verdict, metric, numbers, worst, keeps, breaks):
+    e = spread(**{metric: numbers})
+    assert metric_of(e, metric, "tensor") == (worst, None)
+    assert verdict(budget(kind="forward", points="logits", metric=metric, limit=keeps), e) == "pass"
+    found = verdict(budget(kind="forward", points="logits", metric=metric, limit=breaks), e)
+    assert (found.status, found.value) == ("fail", worst)
+
+
+def test_a_position_without_a_number_keeps_no_limit(verdict):
+    for kls in ((0.1, "nan", 0.0), ("nan", 0.1, 0.0)):
+        found = verdict(budget(kind="forward", points="logits", metric="kl", limit=1), spread(kl=kls))
+        assert found.status in ("fail", "nonfinite")
+    assert metric_of(spread(kl=()), "kl", "tensor") is None
+
+
 def test_nan_keeps_no_limit():
     assert not [m for m in METRICS if keeps_limit(m, float("nan"), 1.0)]
 
