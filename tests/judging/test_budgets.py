@@ -246,7 +246,7 @@ def test_a_limit_holds_and_breaks(verdict, metric, value, keeps, breaks):
 def test_every_metric_is_told_from_a_record():
     kls = Distribution(
         positions=(3, 4), kl=(0.1, 0.3), kl_noise=None, top1=(1.0, 1.0), top5=(1.0, 1.0), top50=(1.0, 1.0),
-        rank=(0, 0), logprob_error=(0.0, 0.0), gap=(1.0, 1.0),
+        rank=(0, 0), logprob_error=(0.0, 0.0), gap=(1.0, 1.0), tv=(0.0, 0.1),
     )  # fmt: skip
     e = error(mismatched=0, distribution=kls, narrow=Narrow(cause="", says="", error=0.02, wide=0.01))
     assert {m for m in METRICS if metric_of(e, m, "tensor") is None} == set()
@@ -260,7 +260,7 @@ def test_every_metric_is_told_from_a_record():
 
 def spread(**rows):
     """Return a record of logits of three positions that agree but for some numbers."""
-    same = {"kl": 0.0, "top1": 1.0, "top5": 1.0, "top50": 1.0, "rank": 0, "logprob_error": 0.0, "gap": 1.0}
+    same = {"kl": 0.0, "top1": 1.0, "top5": 1.0, "top50": 1.0, "rank": 0, "logprob_error": 0.0, "gap": 1.0, "tv": 0.0}
     numbers = {name: (x,) * 3 for name, x in same.items()} | rows
     return error("logits", "forward", distribution=Distribution(positions=(3, 4, 5), kl_noise=None, **numbers))
 
@@ -271,6 +271,7 @@ def spread(**rows):
         ("kl", (0.1, 0.3, 0.0), 0.3, 0.3, 0.29),
         ("logprob_error", (0.1, -0.3, 0.0), 0.3, 0.3, 0.29),
         ("rank", (0, 4, 1), 4.0, 4, 3),
+        ("tv", (0.0, 0.25, 0.0), 0.25, 0.25, 0.2),
         ("top1", (1.0, 0.0, 1.0), 0.0, 0, 1),
         ("top5", (1.0, 0.8, 0.6), 0.6, 0.6, 0.8),
     ],

@@ -1,10 +1,11 @@
 """Sizes against closed forms; NaN, infinities and zeros."""
 
 import ml_dtypes
+import mpmath
 import numpy as np
 import pytest
 
-from precaudit.schema.metrics.logits import kl
+from precaudit.schema.metrics.logits import kl, total_variation
 from precaudit.schema.metrics.sizes import canonical, explained_share, sizes
 
 
@@ -72,6 +73,35 @@ def test_explained_is_one_zero_or_negative():
     assert explained_share(r + e, 2.0, r - e) == -3.0
     assert explained_share(r, 0.0, r) == 1.0
     assert explained_share(r, 0.0, e) == float("-inf")
+
+
+def test_total_variation_of_two_bernoullis():
+    p, q = np.log([0.25, 0.75]), np.log([0.5, 0.5])
+    assert total_variation(p, q + 7.0) == total_variation(q, p) == pytest.approx(0.25)
+    assert total_variation(p, p + 3.0) == pytest.approx(0, abs=1e-15)
+    assert np.isnan(total_variation(np.array([np.nan, 0.0]), q))
+    assert np.isnan(total_variation(np.array([np.inf, 0.0]), q))
+
+
+def test_total_variation_of_masked_tokens():
+    none, never = np.array([0.0, -np.inf, -np.inf]), np.array([-np.inf, 0.0, -np.inf])
+    assert total_variation(none, never) == 1
+    assert total_variation(none, none) == 0
+    assert total_variation(np.log([0.5, 0.5, 1e-300]), np.array([0.0, 0.0, -900.0])) == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e-9, 1e-3, 1.0, 30.0])
+def test_total_variation_keeps_its_digits(size):
+    """Of mpmath's softmaxes with 60 digits."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 3, 50)
+    y = x + size * rng.normal(size=50)
+    with mpmath.workdps(60):
+        p, q = ([mpmath.exp(mpmath.mpf(float(v))) for v in row] for row in (x, y))
+        wanted = sum(abs(a / sum(p) - b / sum(q)) for a, b in zip(p, q, strict=True)) / 2
+    found = total_variation(x, y)
+    assert found == pytest.approx(float(wanted), rel=1e-12, abs=2e-15)
+    assert found <= np.sqrt(kl(x, y) / 2) * (1 + 1e-6) + 1e-15  # Pinsker's inequality
 
 
 def test_kl_of_two_bernoullis():

@@ -34,6 +34,20 @@ def kl(p_logits: Array, q_logits: Array) -> float:
         return float(np.sum(np.where(d > 1, np.exp(q) - np.exp(p) * (1 + d), close)))
 
 
+def total_variation(p_logits: Array, q_logits: Array) -> float:
+    """½ Σ |p − q| of the softmaxes of two logit rows [V]: the share of draws that one would make otherwise; may be NaN.
+
+    1 minus it is how often speculative sampling accepts a draft of q for p (Leviathan et al. 2023, corollary 3.6).
+    |p − q| = min(p, q) (eᵈ − 1), d = |log q − log p|: where they are close the difference keeps its digits.
+    """
+    with np.errstate(invalid="ignore"):
+        p, q = log_softmax(p_logits.astype(np.float64)), log_softmax(q_logits.astype(np.float64))
+        low, high = np.minimum(p, q), np.maximum(p, q)
+        d = np.where(np.isneginf(high), 0, high - low)
+        apart = np.where(d > 1, np.exp(high) - np.exp(low), np.exp(low) * np.expm1(np.minimum(d, 1)))
+        return float(0.5 * np.sum(apart))
+
+
 def expected_kl(logits: Array, errors: Iterable[Array]) -> Array:
     """Return the mean [R] of ½ Var_p(δ) in nats: KL, to second order, of R logit rows [R, V] under errors δ.
 
@@ -77,10 +91,12 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
     ``noise`` [T]: KL of emulated rounding. The chosen token is the candidate's top-1 (greedy decoding). A row with NaN
     agrees in nothing: rank V, KL NaN.
     """
-    rows: dict[str, list[float]] = {k: [] for k in ("kl", "top1", "top5", "top50", "rank", "logprob_error", "gap")}
+    names = ("kl", "tv", "top1", "top5", "top50", "rank", "logprob_error", "gap")
+    rows: dict[str, list[float]] = {name: [] for name in names}
     with np.errstate(invalid="ignore"):
         for c, r in zip(candidate, reference, strict=True):
             rows["kl"].append(kl(r, c))
+            rows["tv"].append(total_variation(r, c))
             order_c, order_r = top_ids(c, 50), top_ids(r, 50)
             finite = bool(np.isfinite(c).all())
             for k in (1, 5, 50):
@@ -101,4 +117,5 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
         kl=tuple(json_number(x) for x in rows["kl"]),
         logprob_error=tuple(json_number(x) for x in rows["logprob_error"]),
         gap=tuple(json_number(x) for x in rows["gap"]),
+        tv=tuple(json_number(x) for x in rows["tv"]),
     )

@@ -40,7 +40,8 @@ class Distribution(Record, frozen=True, omit_defaults=False):
 
     ``kl_noise``: its mean over emulated-rounding runs; ``top1`` … ``top50``: the shared part of the k most likely;
     ``rank``: of the reference's top-1 in the candidate, 0 the first; ``logprob_error``: of the token chosen next, the
-    candidate's own top-1; ``gap``: top-1 minus top-2 logit of the reference.
+    candidate's own top-1; ``gap``: top-1 minus top-2 logit of the reference; ``tv``: total variation distance, which
+    runs before it was measured lack.
     """
 
     positions: tuple[Index, ...]
@@ -52,6 +53,7 @@ class Distribution(Record, frozen=True, omit_defaults=False):
     rank: tuple[Index, ...]
     logprob_error: tuple[Number, ...]
     gap: tuple[Number, ...]
+    tv: tuple[Number, ...] = ()
 
 
 Scope = dict[str, tuple[Number, int]]
