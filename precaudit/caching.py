@@ -63,8 +63,10 @@ COMPARES = (
 )
 DIAGNOSES = (*COMPARES, "diagnosis")
 NO_NUMBERS = (
+    "buckets.py",
     "caching.py",
     "errors.py",
+    "mirrors.py",
     "models/__init__.py",
     "progress.py",
     "recording/__init__.py",

@@ -7,7 +7,8 @@ import os
 import pkgutil
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -145,8 +146,8 @@ def run(arguments: list[str]) -> int:
     share_freed_memory()
 
     try:
-        with enough_memory():
-            code = cli.main(args=arguments, prog_name="precaudit", standalone_mode=False)
+        with enough_memory(), _in_buckets(arguments) as args:
+            code = cli.main(args=args, prog_name="precaudit", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -179,6 +180,27 @@ def run(arguments: list[str]) -> int:
         traceback.print_exc()
         click.echo("precaudit: this is our own fault; please report it with the lines above", err=True)
         return 70
+
+
+@contextmanager
+def _in_buckets(arguments: list[str]) -> Iterator[list[str]]:
+    """Yield arguments with paths here in place of URLs; what the command wrote there is in the buckets after it."""
+    from precaudit.errors import PrecauditError
+
+    if not any("://" in word for word in arguments):
+        yield arguments
+        return
+    from precaudit.cli._urls import paths_for
+    from precaudit.mirrors import commit_all
+
+    args = paths_for(arguments)
+    try:
+        yield args
+    except PrecauditError:
+        with suppress(PrecauditError):
+            commit_all()
+        raise
+    commit_all()
 
 
 def _exit_interrupted() -> int:

@@ -10,6 +10,8 @@ import unicodedata
 from html import escape
 from typing import Any
 
+from precaudit.mirrors import by_url
+
 # Markdown and GitHub's additions: markup, HTML, links, images, mentions and references. A bracket acts at the beginning
 # of a line and before ( or [, a mark of a list or a heading before a space; a number is none.
 # CommonMark 0.31, §4.2, §4.7, §5.2, §6.3.
@@ -25,8 +27,11 @@ _XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def plain(text: str) -> str:
-    r"""Return one line: control and direction characters as ``\x1b`` and the like; markup is left as it is."""
-    return "".join(c if c.isprintable() else _escape_of(c) for c in text)
+    r"""Return one line: control and direction characters as ``\x1b`` and the like; markup is left as it is.
+
+    What lies in a bucket is named by its URL.
+    """
+    return "".join(c if c.isprintable() else _escape_of(c) for c in by_url(text))
 
 
 def terminal_line(text: str) -> str:

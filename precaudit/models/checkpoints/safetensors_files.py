@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.mirrors import bring
 from precaudit.models.checkpoints.tensors import ALL, check_format
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
@@ -35,6 +36,7 @@ ANYTHING = WORDS | {
     "I64": "int64",
 }  # of programs and dumps
 NOTHING: Mapping[str, str] = MappingProxyType({})
+HEAD = 1 << 16  # bytes of a file in a bucket that are asked for first; headers are often shorter
 MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 
 
@@ -54,10 +56,13 @@ def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Tens
     ``also``: formats to take that no model has, ``WORDS`` or ``ANYTHING``.
     """
     size = path.stat().st_size
+    bring(path, 0, HEAD)
     with path.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
             raise UserError(f"{path}: truncated or not safetensors: header of {length} bytes in a file of {size}")
+        bring(path, 8, 8 + length)
+        f.seek(8)
         text = f.read(length)
     try:
         header = json.loads(text)
@@ -156,6 +161,7 @@ class SafetensorsFiles:
         path = self.where[name]
         if path not in self._maps:
             self._maps[path] = np.asarray(np.memmap(path, np.uint8, "r"))
+        bring(path, entry.begin, entry.end)
         raw = self._maps[path][entry.begin : entry.end]
         aligned = raw if entry.begin % dtype.itemsize == 0 else np.array(raw)
         return aligned.view(dtype).reshape(entry.shape)

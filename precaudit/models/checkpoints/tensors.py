@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import remote_mark
 from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, model_tensors
 from precaudit.numbers.arrays import Array, as_format, release, widen
 from precaudit.numbers.formats import FORMATS
@@ -87,7 +88,10 @@ class Rounded:
 
 @dataclass(frozen=True)
 class FileHashes:
-    """SHA-256 over several files, and over a text about others, computed once when first asked for."""
+    """SHA-256 over several files, and over a text about others, computed once when first asked for.
+
+    A file in a bucket counts by what its listing says of it, since few of its bytes may be here.
+    """
 
     paths: tuple[Path, ...]
     text: str = ""
@@ -98,6 +102,9 @@ class FileHashes:
         if not self._found:
             digest = hashlib.sha256(self.text.encode())
             for path in self.paths:
+                if (mark := remote_mark(path)) is not None:
+                    digest.update(f"{path.name} {mark}\n".encode())
+                    continue
                 with path.open("rb") as f:
                     while block := f.read(1 << 22):
                         digest.update(block)

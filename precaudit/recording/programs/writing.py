@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from precaudit.interpreters.jaxpr.keys import on_host
+from precaudit.mirrors import commit
 from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
 from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
@@ -81,6 +82,7 @@ class CallWriter:
         """Write program.json, of several processes the first."""
         if self.hosts.first:
             write_manifest(self.folder, record)
+            commit(self.folder)
 
     def begin(self) -> None:
         """Return once program.json is there; raises UserError where a process does not see it."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from precaudit.mirrors import bring
 from precaudit.schema.filed import CHUNK
 
 if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
@@ -36,6 +37,7 @@ def _hash_once(path: str, _changed: int, _size: int) -> str:
 
 def file_hash(path: Path) -> str:
     """Return the XXH3-128 of a file, which is read a part at a time."""
+    bring(path)
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as f:
         while part := f.read(CHUNK):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from precaudit.mirrors import commit
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL
 from precaudit.recording.runs.positions import pack_positions
@@ -133,6 +134,7 @@ class RunWriter:
             (folder / "tensors").mkdir(parents=True, exist_ok=True)
             self._write_run(run)
             write_lines(folder / "prompts.jsonl", prompts)
+            commit(folder)
         self._steps, self._points, self._batches = (
             Lines(folder / name) for name in ("steps.jsonl", "points.jsonl", BATCHES)
         )
@@ -178,6 +180,7 @@ class RunWriter:
         size, self._marked = self.written - self._marked, self.written
         steps, points = self._steps.since(), self._points.since()
         self._batches.add([msgspec.structs.replace(batch, steps=steps, points=points, bytes=size)])
+        commit(self.folder)
 
     def finish(self, run: RunRecord) -> RunRecord:
         """Write run.json with ``finished`` and the hashes of the JSONL files, once the disk has all of the run."""

@@ -1,0 +1,303 @@
+"""Folders here that follow buckets: a URL becomes a path below the cache folder, and all code works on that.
+
+Small files are brought as they are. Of a safetensors file, which may be large, an empty (sparse) file of its size is
+made, and ``bring`` fills the bytes that are read. ``commit`` writes what changed here into the bucket: what makes the
+rest valid goes last, so that a bucket that fails half-way shows no run as whole. What did not get there is written when
+the URL is next used, unless the bucket changed since. ``state.json`` says what of the bucket is here.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from precaudit.buckets import Bucket, RemoteFile
+from precaudit.caching import cache_folder
+from precaudit.errors import UserError
+from precaudit.writing import PART, temporary, write_whole
+
+LAZY = ".safetensors"  # what is read in ranges
+BLOCK = 32 << 20  # bytes asked for at once
+# What is written after all else: what resuming goes by, then what makes the rest valid.
+LAST = ("batches.jsonl", "compared.json", "compare.json", "dump.json", "program.json", "run.json")
+
+
+class HeldFile(msgspec.Struct, frozen=True):
+    """A file that is here as the bucket has it. ``local``: what tells whether it was changed here since.
+
+    ``whole``: all its bytes are here; else those that were read.
+    """
+
+    remote: RemoteFile
+    local: tuple[int, ...]
+    whole: bool
+
+
+class State(msgspec.Struct, frozen=True):
+    """state.json: the URL, and the files that are here as the bucket has them, by their names below it."""
+
+    url: str
+    files: dict[str, HeldFile] = msgspec.field(default_factory=dict)
+
+
+@dataclass
+class Mirror:
+    """A URL's folder or file here: ``root``, which may hold nothing as yet."""
+
+    root: Path
+    state: State
+    lock: Any = field(default_factory=threading.RLock)
+    ranges: dict[Path, list[tuple[int, int]]] = field(default_factory=dict)
+
+    @property
+    def bucket(self) -> Bucket:
+        """What it follows."""
+        return Bucket(self.state.url)
+
+    def refresh(self) -> None:
+        """Make what is here what the bucket has; what changed here and is not there is written there first."""
+        with self.lock:
+            listed = self.bucket.list_files()
+            known = {name: held.remote for name, held in self.state.files.items()}
+            if listed == known and (changed := self._changes()[0]):  # never deletes there: a cache may be cleared
+                self._push(changed)
+                listed = self.bucket.list_files()
+            files = {name: x for name, x in self.state.files.items() if x.remote == listed.get(name)}
+            files = {name: x for name, x in files.items() if _local(self._path(name), x.whole) == x.local}
+            self._delete_others(listed)
+            self._bring_files({name: remote for name, remote in listed.items() if name not in files}, files)
+            self._save(files)
+
+    def commit(self) -> None:
+        """Write what changed here into the bucket; raises UserError, after which the next use tries again."""
+        with self.lock:
+            changed, gone = self._changes()
+            if gone:  # what makes the rest valid goes before it
+                valid = sorted((n for n in changed if n in self.state.files and _order(n) >= 0), key=_order)
+                self._remove([*reversed(valid), *gone])
+            self._push(changed)
+
+    def bring(self, name: str, begin: int, end: int | None) -> None:
+        """Have bytes of a file here; raises UserError where the bucket does not give them."""
+        held = self.state.files.get(name)
+        if held is None or held.whole:
+            return
+        size, note = held.remote.size, self._note(name, held.remote)
+        begin, end = min(begin, size), size if end is None else min(end, size)
+        if begin == end or any(a <= begin and end <= b for a, b in self._ranges(note)):
+            return
+        with self._path(name).open("r+b") as file:
+
+            def fill(at: int) -> None:
+                data = self.bucket.read_range(name, at, min(at + BLOCK, end))
+                os.pwrite(file.fileno(), data, at)
+
+            starts = range(begin, end, BLOCK)
+            with ThreadPoolExecutor(min(8, len(starts))) as pool:
+                list(pool.map(fill, starts))
+            os.fsync(file.fileno())
+        with self.lock, note.open("a") as lines:
+            lines.write(f"{begin} {end}\n")
+            self._ranges(note).append((begin, end))
+
+    def _ranges(self, note: Path) -> list[tuple[int, int]]:
+        """Return which bytes of a file are here."""
+        with self.lock:
+            if note not in self.ranges:
+                lines = note.read_text().splitlines() if note.is_file() else []
+                pairs = [line.split() for line in lines]
+                self.ranges[note] = [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2]
+            return self.ranges[note]
+
+    def _bring_files(self, wanted: Mapping[str, RemoteFile], files: dict[str, HeldFile]) -> None:
+        """Bring files, and make those that are read in ranges; add them to ``files``."""
+        whole = [name for name in wanted if not (name or self.state.url).endswith(LAZY)]
+        parts = {name: temporary(self._path(name)) for name in wanted}
+        try:
+            for part in {part.parent for part in parts.values()}:
+                part.mkdir(parents=True, exist_ok=True)
+            self._check_space(sum(wanted[name].size for name in whole))
+            if whole:
+                self.bucket.read_files(whole, [parts[name] for name in whole])
+            for name, remote in wanted.items():
+                if name not in whole:
+                    with parts[name].open("xb") as f:
+                        f.truncate(remote.size)
+                elif parts[name].stat().st_size != remote.size:
+                    raise UserError(f"{self.bucket.named(name)}: it was cut off, or changed, while it was read")
+                parts[name].replace(self._path(name))
+                files[name] = HeldFile(remote, _local(self._path(name), name in whole), name in whole)
+        except OSError as error:
+            raise UserError(f"{self.state.url}: cannot be kept here: {error.strerror or error}") from None
+        finally:
+            for part in parts.values():
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+
+    def _check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(mirrors().parent if mirrors().parent.exists() else Path("/")).free if needed else 0
+        if needed > free:
+            raise UserError(
+                f"{self.state.url}: {needed / 1e6:,.0f} MB are to be brought here, and the cache's disk has "
+                f"{free / 1e6:,.0f} MB left (PRECAUDIT_CACHE=FOLDER: another one)"
+            )
+
+    def _delete_others(self, listed: Mapping[str, RemoteFile]) -> None:
+        """Delete what the bucket does not have, and folders that are empty then."""
+        for name in self._here():
+            if name not in listed:
+                self._path(name).unlink()
+        folders = [p for p in sorted(self.root.rglob("*"), reverse=True) if p.is_dir()]
+        for folder in (*folders, self.root) if self.root.is_dir() else ():
+            with suppress(OSError):
+                folder.rmdir()
+
+    def _changes(self) -> tuple[list[str], list[str]]:
+        """Return the names of files that the bucket does not have as they are here, and of those that are gone here."""
+        here, held = self._here(), self.state.files
+        changed = [n for n in here if n not in held or _local(self._path(n), held[n].whole) != held[n].local]
+        return changed, [n for n in held if n not in here]
+
+    def _here(self) -> list[str]:
+        if self.root.is_file():
+            return [""]
+        files = (p for p in sorted(self.root.rglob("*")) if p.is_file() and not p.is_symlink())
+        names = [p.relative_to(self.root).as_posix() for p in files]
+        return [name for name in names if not any(part.endswith(PART) for part in name.split("/"))]
+
+    def _push(self, changed: list[str]) -> None:
+        last = sorted((name for name in changed if _order(name) >= 0), key=_order)
+        for names in ([name for name in changed if _order(name) < 0], *([name] for name in last)):
+            if names:
+                self._write(names)
+
+    def _write(self, names: list[str]) -> None:
+        before = [_local(self._path(name), True) for name in names]
+        found = self.bucket.write_files(names, [self._path(name) for name in names])
+        for name, remote, local in zip(names, found, before, strict=True):
+            if remote.size != local[1]:
+                raise UserError(f"{self.bucket.named(name)}: {remote.size} of {local[1]} bytes were written")
+        held = zip(names, (HeldFile(r, local, True) for r, local in zip(found, before, strict=True)), strict=True)
+        self._save(self.state.files | dict(held))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.bucket.remove(name)
+            self._save({n: held for n, held in self.state.files.items() if n != name})
+
+    def _save(self, files: dict[str, HeldFile]) -> None:
+        self.state = State(self.state.url, files)
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.root.parent / "state.json", msgspec.json.encode(self.state))
+
+    def _path(self, name: str) -> Path:
+        return self.root / name if name else self.root
+
+    def _note(self, name: str, remote: RemoteFile) -> Path:
+        """Return the file that says which bytes of another are here."""
+        inode = self._path(name).stat().st_ino
+        return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode}')}.ranges"
+
+
+def local_path(url: str) -> Path:
+    """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError."""
+    url = url.rstrip("/")
+    root = mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
+    mirror = _MIRRORS.get(root) or Mirror(root, _state(root) or State(url))
+    mirror.refresh()
+    _MIRRORS[root] = mirror
+    return root
+
+
+def mirror_of(path: Path) -> Mirror | None:
+    """Return the mirror that a path belongs to; None for any other path."""
+    top = f"{mirrors()}{os.sep}"
+    if not str(path).startswith(top):
+        return None
+    root = Path(top, *Path(str(path)[len(top) :]).parts[:2])
+    if root not in _MIRRORS and (state := _state(root)) is not None:  # another process made it
+        _MIRRORS[root] = Mirror(root, state)
+    return _MIRRORS.get(root)
+
+
+def bring(path: Path, begin: int = 0, end: int | None = None) -> None:
+    """Have bytes of a file here before they are read, where it is one of a bucket."""
+    if (mirror := mirror_of(path)) is not None:
+        mirror.bring(_name(mirror, path), begin, end)
+
+
+def commit(path: Path) -> None:
+    """Write what changed in a run's folder into its bucket, where it has one."""
+    if (mirror := mirror_of(path)) is not None:
+        mirror.commit()
+
+
+def commit_all() -> None:
+    """Write what changed into every bucket that this process uses."""
+    for mirror in list(_MIRRORS.values()):
+        mirror.commit()
+
+
+def remote_mark(path: Path) -> str | None:
+    """Return what tells a bucket's file from another, without its bytes; None for one that is here alone."""
+    mirror = mirror_of(path)
+    held = None if mirror is None else mirror.state.files.get(_name(mirror, path))
+    return None if held is None else f"{held.remote.size} {held.remote.mark}"
+
+
+def by_url(text: str) -> str:
+    """Return a text with URLs in place of the paths that follow them."""
+    for root, mirror in _MIRRORS.items():
+        text = text.replace(str(root), mirror.state.url)
+    return text
+
+
+def mirrors() -> Path:
+    """Return the folder of all that follows buckets."""
+    return _resolved(str(cache_folder("buckets")))
+
+
+_MIRRORS: dict[Path, Mirror] = {}
+
+
+@lru_cache(maxsize=8)
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
+
+
+def _local(path: Path, whole: bool) -> tuple[int, ...]:
+    """Return what tells a file here from what it was: bytes that are brought into one change its time alone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return (stat.st_ino, stat.st_size, *((stat.st_mtime_ns,) if whole else ()))
+
+
+def _order(name: str) -> int:
+    """Return the place of a file among those that are written last, one after another; −1 of all others."""
+    last = name.rpartition("/")[2]
+    return LAST.index(last) if last in LAST else -1
+
+
+def _name(mirror: Mirror, path: Path) -> str:
+    return "" if path == mirror.root else path.relative_to(mirror.root).as_posix()
+
+
+def _state(root: Path) -> State | None:
+    with suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
+    return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,260 @@
+"""Servers of the tests' own that speak what a bucket speaks: GCS's JSON, and S3's XML.
+
+A bucket's objects are files of a folder. ``Faults`` has requests refused or fail, as a bucket may. No real bucket was
+ever read here. https://cloud.google.com/storage/docs/json_api, https://docs.aws.amazon.com/AmazonS3/latest/API
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import xxhash
+
+
+@dataclass
+class Faults:
+    """``after``: how many writes succeed, None for all; ``code``: what the others get; ``times``: how many fail.
+
+    ``reads_refused``: every read is answered 403. ``asked``: what was asked for, (method, key, range).
+    """
+
+    after: int | None = None
+    code: int = 403
+    times: int = 1 << 30
+    reads_refused: bool = False
+    writes: int = 0
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def refuse(self, method: str) -> int | None:
+        """Return what a request fails with; None for one that does not."""
+        if method in ("GET", "HEAD"):
+            return 403 if self.reads_refused else None
+        self.writes += 1
+        if self.after is None or self.writes <= self.after or self.times == 0:
+            return None
+        self.times -= 1
+        return self.code
+
+
+class Objects(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    root: Path
+    faults: Faults
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, body=b"", code=200, size=None, **headers):
+        self.send_response(code)
+        told = {"Content-Length": str(len(body) if size is None else size)} | headers
+        for name, x in told.items():
+            self.send_header(name.replace("_", "-"), x)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def refused(self, key):
+        self.faults.asked.append((self.command, key, self.headers.get("Range", "")))
+        code = self.faults.refuse(self.command)
+        if code is not None:
+            self.body()
+            self.answer(json.dumps({"error": {"code": code, "message": "no"}}).encode(), code)
+        return code is not None
+
+    def body(self):
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        found = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return found
+
+    def query(self):
+        asked = urlsplit(self.path)
+        return unquote(asked.path), dict(parse_qsl(asked.query, keep_blank_values=True))
+
+    def listed(self, prefix, delimiter):
+        found, folders = [], set()
+        for p in sorted(p for p in self.root.rglob("*") if p.is_file()):
+            name = str(p.relative_to(self.root))
+            rest = name.removeprefix(prefix)
+            if name.startswith(prefix) and delimiter and "/" in rest:
+                folders.add(prefix + rest.partition("/")[0] + "/")
+            elif name.startswith(prefix):
+                found.append(p)
+        return found, sorted(folders)
+
+    def store(self, key, data):
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return path
+
+    def media(self, data, **headers):
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        a = int(first) if first else max(0, len(data) - int(last))
+        b = min(int(last), len(data) - 1) if first and last else len(data) - 1
+        where = f"bytes {a}-{b}/{len(data)}"
+        part = data[a : b + 1]
+        self.answer(part, 206 if "Range" in self.headers else 200, Content_Range=where, **headers)
+
+
+def generation(path):
+    """Return a number that is another when a file's bytes or time are."""
+    stat = path.stat()
+    return str(xxhash.xxh3_64_intdigest(path.read_bytes() + str(stat.st_mtime_ns).encode()) >> 2)
+
+
+class Google(Objects):
+    def about(self, path):
+        return {
+            "kind": "storage#object",
+            "bucket": "bucket",
+            "name": str(path.relative_to(self.root)),
+            "size": str(path.stat().st_size),
+            "generation": generation(path),
+            "metageneration": "1",
+            "updated": "2026-01-01T00:00:00Z",
+        }
+
+    def do_GET(self):
+        path, query = self.query()
+        key = path.partition("/o")[2].lstrip("/")
+        file = self.root / key
+        if self.refused(key):
+            return
+        if "/b/bucket" not in path:
+            self.answer(b'{"error": {"code": 404, "message": "no such bucket"}}', 404)
+        elif not key:
+            found, folders = self.listed(query.get("prefix", ""), query.get("delimiter"))
+            self.answer(json.dumps({"items": [self.about(p) for p in found], "prefixes": folders}).encode())
+        elif not file.is_file():
+            self.answer(b'{"error": {"code": 404, "message": "no such object"}}', 404)
+        elif query.get("alt") != "media":
+            self.answer(json.dumps(self.about(file)).encode())
+        else:
+            self.media(file.read_bytes(), x_goog_generation=generation(file))
+
+    def do_POST(self):
+        """Take an upload: metadata and bytes, one after another between boundaries."""
+        if self.refused("upload"):
+            return
+        path, _ = self.query()
+        if "/b/bucket" not in path:
+            self.body()
+            self.answer(b'{"error": {"code": 404, "message": "no such bucket"}}', 404)
+            return
+        boundary = self.headers["Content-Type"].partition("boundary=")[2].strip("\"'").encode()
+        parts = self.body().split(b"--" + boundary)
+        about, data = (part.partition(b"\n\n" if b"\r\n\r\n" not in part else b"\r\n\r\n")[2] for part in parts[1:3])
+        data = data.removesuffix(b"\n").removesuffix(b"\r")
+        key = json.loads(about)["name"]
+        self.answer(json.dumps(self.about(self.store(key, data))).encode())
+
+    def do_DELETE(self):
+        path, _ = self.query()
+        key = path.partition("/o/")[2]
+        if self.refused(key):
+            return
+        (self.root / key).unlink(missing_ok=True)
+        self.answer(code=204)
+
+
+class Amazon(Objects):
+    """S3 with the bucket's name first in the path."""
+
+    def do_GET(self):
+        path, query = self.query()
+        bucket, _, key = path.strip("/").partition("/")
+        if self.refused(key):
+            return
+        if bucket != "bucket":
+            self.error(404, "NoSuchBucket")
+        elif not key:
+            found, folders = self.listed(query.get("prefix", ""), query.get("delimiter"))
+            every = "".join(
+                f"<Contents><Key>{escape(str(p.relative_to(self.root)))}</Key><Size>{p.stat().st_size}</Size>"
+                f'<ETag>"{generation(p)}"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
+                for p in found
+            )
+            every += "".join(f"<CommonPrefixes><Prefix>{escape(x)}</Prefix></CommonPrefixes>" for x in folders)
+            count = len(found) + len(folders)
+            self.xml(f"<ListBucketResult><KeyCount>{count}</KeyCount>{every}</ListBucketResult>")
+        elif not (file := self.root / key).is_file():
+            self.error(404, "NoSuchKey")
+        else:
+            when = formatdate(1767225600, usegmt=True)
+            self.media(file.read_bytes(), ETag=f'"{generation(file)}"', Last_Modified=when)
+
+    do_HEAD = do_GET
+
+    def do_PUT(self):
+        bucket, _, key = self.query()[0].strip("/").partition("/")
+        if self.refused(key):
+            return
+        data = self.body()
+        if "aws-chunked" in self.headers.get("Content-Encoding", ""):
+            data = unframed(data)
+        if bucket != "bucket":
+            self.error(404, "NoSuchBucket")
+        else:
+            self.answer(ETag=f'"{generation(self.store(key, data))}"')
+
+    def do_DELETE(self):
+        key = self.query()[0].strip("/").partition("/")[2]
+        if self.refused(key):
+            return
+        (self.root / key).unlink(missing_ok=True)
+        self.answer(code=204)
+
+    def xml(self, text, code=200):
+        self.answer(f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(), code, Content_Type="application/xml")
+
+    def error(self, code, name):
+        self.xml(f"<Error><Code>{name}</Code><Message>{name}</Message></Error>", code)
+
+
+def unframed(data):
+    """Return the bytes of chunks whose sizes stand before them, as newer clients send what they sum while they send."""
+    found = b""
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        size = int(line.partition(b";")[0] or b"0", 16)
+        if not size:
+            break
+        found, data = found + data[:size], data[size + 2 :]
+    return found
+
+
+@contextmanager
+def serve(kind, root):
+    """Serve a folder; yield the URL of the server and its faults."""
+    faults = Faults()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfFolder", (kind,), {"root": root, "faults": faults}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", faults
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def google_environment(url):
+    """Return the variables by which gcsfs and TensorStore find the server, and no credentials."""
+    nobody = dict.fromkeys(("FSSPEC_GCS_TOKEN", "FSSPEC_GS_TOKEN"), "anon")
+    return nobody | {
+        "GCE_METADATA_ROOT": "127.0.0.1:1",
+        "NO_GCE_CHECK": "true",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks a control service over gRPC what kind of bucket it is
+        "STORAGE_EMULATOR_HOST": url,
+        "TENSORSTORE_GCS_HTTP_URL": url,
+    }

@@ -1,0 +1,211 @@
+"""Folders here that follow buckets: what is brought, what is written, in which order, and what a failure leaves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from precaudit import mirrors
+from precaudit.buckets import Bucket, is_url
+from precaudit.cli._urls import paths_for
+from precaudit.errors import UserError
+from precaudit.mirrors import bring, commit, local_path, mirror_of
+from precaudit.models.checkpoints.safetensors_files import SafetensorsFiles
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Return fsspec's memory, empty, with a cache folder of one's own."""
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+
+
+def elsewhere(monkeypatch, tmp_path):
+    """Have another machine's cache from here on."""
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+
+
+def files(fs, folder="/b"):
+    return {name.removeprefix("/b/"): fs.cat_file(name).decode() for name in fs.find(folder)}
+
+
+def failing(fs, monkeypatch, names, error):
+    """Have writes of these names fail; return the names that were written before."""
+    wrote, put = [], type(fs).put_file
+
+    def put_file(self, local, remote, **given):
+        if any(remote.endswith(name) for name in names):
+            raise error
+        wrote.append(remote.removeprefix("/b/"))
+        return put(self, local, remote, **given)
+
+    monkeypatch.setattr(type(fs), "put_file", put_file)
+    return wrote
+
+
+def test_what_is_there_is_brought_and_what_changes_is_written(memory):
+    memory.pipe_file("/b/m/run.json", b"1")
+    memory.pipe_file("/b/m/tensors/a", b"22")
+    folder = local_path("memory://b/m")
+    assert (folder / "tensors" / "a").read_bytes() == b"22"
+    (folder / "errors.jsonl").write_text("e")
+    (folder / "tensors" / "a").unlink()
+    commit(folder)
+    assert files(memory) == {"m/run.json": "1", "m/errors.jsonl": "e"}
+    memory.pipe_file("/b/m/run.json", b"other")
+    assert (local_path("memory://b/m") / "run.json").read_text() == "other"
+
+
+def test_what_makes_a_run_valid_is_written_last(memory, monkeypatch):
+    wrote = failing(memory, monkeypatch, (), None)
+    folder = local_path("memory://b/m")
+    for name in ("run.json", "compare.json", "batches.jsonl", "points.jsonl", "tensors/z"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    commit(folder)
+    assert sorted(wrote[:2]) == ["m/points.jsonl", "m/tensors/z"]
+    assert wrote[2:] == ["m/batches.jsonl", "m/compare.json", "m/run.json"]
+
+
+@pytest.mark.parametrize("error", [PermissionError("no"), OSError("503 try later")], ids=["rights", "half-way"])
+def test_a_write_that_fails_leaves_what_was_there_and_is_done_when_the_url_is_used_again(memory, monkeypatch, error):
+    monkeypatch.setattr("precaudit.buckets.WAITS", (0, 0))
+    memory.pipe_file("/b/m/run.json", b"before")
+    folder = local_path("memory://b/m")
+    (folder / "points.jsonl").write_text("p")
+    (folder / "run.json").write_text("after")
+    with monkeypatch.context() as patch:
+        failing(memory, patch, ("run.json",), error)
+        with pytest.raises(UserError, match=r"^memory://b/m: cannot be written") as said:
+            commit(folder)
+    assert len(str(said.value).splitlines()) == 1
+    assert files(memory)["m/run.json"] == "before"
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})  # another process
+    local_path("memory://b/m")
+    assert files(memory) == {"m/run.json": "after", "m/points.jsonl": "p"}
+
+
+def test_what_failed_is_not_written_over_what_another_wrote_since(memory, monkeypatch):
+    memory.pipe_file("/b/m/run.json", b"before")
+    folder = local_path("memory://b/m")
+    (folder / "run.json").write_text("mine")
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+    memory.pipe_file("/b/m/run.json", b"theirs")
+    assert (local_path("memory://b/m") / "run.json").read_text() == "theirs"
+    assert files(memory) == {"m/run.json": "theirs"}
+
+
+def test_what_fails_for_the_moment_is_asked_for_again(memory, monkeypatch):
+    monkeypatch.setattr("precaudit.buckets.WAITS", (0, 0))
+    errors = [OSError("503"), TimeoutError("slow")]
+    put = type(memory).put_file
+
+    def put_file(self, *given, **named):
+        if errors:
+            raise errors.pop()
+        return put(self, *given, **named)
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    folder = local_path("memory://b/m")
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("x")
+    commit(folder)
+    assert files(memory) == {"m/a": "x"}
+
+
+def test_a_cache_that_was_cleared_deletes_nothing_in_the_bucket(memory, monkeypatch):
+    memory.pipe_file("/b/m/run.json", b"1")
+    memory.pipe_file("/b/m/tensors/a", b"2")
+    folder = local_path("memory://b/m")
+    shutil.rmtree(folder / "tensors")
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+    assert (local_path("memory://b/m") / "tensors" / "a").read_text() == "2"
+    shutil.rmtree(folder)
+    assert (local_path("memory://b/m") / "run.json").read_text() == "1"
+    assert files(memory) == {"m/run.json": "1", "m/tensors/a": "2"}
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "a//b", "C:evil", "a\\b"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(memory, tmp_path, monkeypatch, name):
+    about = {"name": f"/b/m/{name}", "size": 1, "type": "file", "created": 1}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {about["name"]: about})
+    memory.pipe_file("/b/m/run.json", b"1")
+    with pytest.raises(UserError, match="no name of a file here"):
+        local_path("memory://b/m")
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_tensor_is_read_by_its_range_once(memory, monkeypatch):
+    a, b = np.arange(40_000, dtype=np.float32), np.ones(40_000, np.float32)
+
+    memory.pipe_file("/b/m/x.safetensors", save({"a": a, "b": b}))
+    asked, cat = [], type(memory).cat_file
+
+    def cat_file(self, path, start=None, end=None, **given):
+        asked.append((start, end))
+        return cat(self, path, start=start, end=end, **given)
+
+    monkeypatch.setattr(type(memory), "cat_file", cat_file)
+    path = local_path("memory://b/m") / "x.safetensors"
+    assert path.stat().st_blocks * 512 < path.stat().st_size
+    opened = SafetensorsFiles.open([path])
+    np.testing.assert_array_equal(opened.read_tensor("b"), b)
+    assert sum(end - start for start, end in asked) < 160_000 + (1 << 16) + 1000
+    many = len(asked)
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})  # another process
+    np.testing.assert_array_equal(SafetensorsFiles.open([local_path("memory://b/m/") / path.name]).read_tensor("b"), b)
+    assert len(asked) == many
+    np.testing.assert_array_equal(SafetensorsFiles.open([path]).read_tensor("a"), a)
+
+
+def test_a_file_that_changed_is_read_anew(memory):
+
+    memory.pipe_file("/b/x.safetensors", save({"a": np.zeros(9)}))
+    path = local_path("memory://b/x.safetensors")
+    bring(path)
+    memory.pipe_file("/b/x.safetensors", save({"a": np.ones(9)}))
+    assert local_path("memory://b/x.safetensors") == path
+    bring(path)
+    assert path.read_bytes() == save({"a": np.ones(9)})
+
+
+def test_a_bucket_of_a_package_that_is_not_installed_names_it(monkeypatch):
+    def missing(protocol):
+        raise ImportError(f"Install what reads {protocol}")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    with pytest.raises(UserError, match=r"s3:// is not installed: pip install 'precaudit\[s3\]'"):
+        Bucket("s3://b/x").list_files()
+    with pytest.raises(UserError, match="abfs:// is not installed: Install what reads abfs"):
+        Bucket("abfs://b/x").list_files()
+
+
+def test_only_urls_of_buckets_become_paths(memory):
+    memory.pipe_file("/b/p.jsonl", b"{}")
+    words = ["compare", "--scheduler", "tcp://host:1", "--text", "s3://b/x", "runs/m", "--text=gs://b"]
+    assert paths_for(words) == words
+    assert paths_for(["watch", "s.py", "s3://b"]) == ["watch", "s.py", "s3://b"]
+    assert not is_url("FILE.py:NAME")
+    path, option = paths_for(["memory://b/p.jsonl", "--prompts=memory://b/p.jsonl"])
+    assert Path(path).read_text() == "{}"
+    assert option == f"--prompts={path}"
+
+
+def test_a_mirror_is_known_to_another_process_by_its_path(memory, monkeypatch):
+    memory.pipe_file("/b/m/run.json", b"1")
+    folder = local_path("memory://b/m")
+    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+    found = mirror_of(folder / "run.json")
+    assert found is not None
+    assert found.state.url == "memory://b/m"
+    assert json.loads((folder.parent / "state.json").read_text())["url"] == "memory://b/m"
