@@ -218,6 +218,7 @@ def test_growth_is_told_by_steps_and_occurrences(tmp_path):
     assert any(f"at its last of {LAYERS}" in x for x in growth_sentences(compare_program(opened, program)))
 
 
+@pytest.mark.slow
 def test_what_only_moves_a_raised_value_rounds_nothing(tmp_path):
     def call(params, x):
         made = (x.astype(jnp.float32) @ params["head"].astype(jnp.float32)).astype(jnp.bfloat16)

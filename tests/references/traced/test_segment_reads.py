@@ -157,7 +157,7 @@ def test_a_layer_that_is_left_open_is_made_again_alone(tmp_path, monkeypatch, sm
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("stepped", [True, False])
+@pytest.mark.parametrize("stepped", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("same", [True, False])
 def test_what_closes_one_layer_is_tried_of_the_others_first(tmp_path, monkeypatch, same, stepped):
     """Of four layers each activation was made of its gate before that was rounded; or, from the third on, of its up."""
