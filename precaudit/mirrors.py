@@ -81,10 +81,8 @@ class Mirror:
         """Write what changed here into the bucket; raises UserError, after which the next use tries again."""
         with self.lock:
             changed, gone = self._changes()
-            if gone:  # what makes the rest valid goes before it
-                valid = sorted((n for n in changed if n in self.state.files and _order(n) >= 0), key=_order)
-                self._remove([*reversed(valid), *gone])
             self._push(changed)
+            self._remove(sorted(gone, key=_order, reverse=True))  # what makes the rest valid goes before it
 
     def bring(self, name: str, begin: int, end: int | None) -> None:
         """Have bytes of a file here; raises UserError where the bucket does not give them."""
@@ -210,12 +208,16 @@ class Mirror:
 
 def local_path(url: str) -> Path:
     """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError."""
-    url = url.rstrip("/")
-    root = mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
-    mirror = _MIRRORS.get(root) or Mirror(root, _state(root) or State(url))
+    root = _root(url)
+    mirror = _MIRRORS.get(root) or Mirror(root, _state(root) or State(url.rstrip("/")))
     mirror.refresh()
     _MIRRORS[root] = mirror
     return root
+
+
+def was_used(url: str) -> bool:
+    """Whether a URL was given here before."""
+    return _state(_root(url)) is not None
 
 
 def mirror_of(path: Path) -> Mirror | None:
@@ -272,6 +274,11 @@ _MIRRORS: dict[Path, Mirror] = {}
 @lru_cache(maxsize=8)
 def _resolved(folder: str) -> Path:
     return Path(folder).resolve()
+
+
+def _root(url: str) -> Path:
+    url = url.rstrip("/")
+    return mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
 
 
 def _local(path: Path, whole: bool) -> tuple[int, ...]:

@@ -235,12 +235,17 @@ def unframed(data):
     return found
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request, address):
+        """Clients close connections that they need no more."""
+
+
 @contextmanager
 def serve(kind, root):
     """Serve a folder; yield the URL of the server and its faults."""
     faults = Faults()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfFolder", (kind,), {"root": root, "faults": faults}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Server(("127.0.0.1", 0), type("OfFolder", (kind,), {"root": root, "faults": faults}))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", faults
     finally:

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.buckets import is_url
 from precaudit.errors import UserError
+from precaudit.mirrors import local_path, was_used
 from precaudit.models import configs
 from precaudit.models.checkpoints import names, orbax_files, tokenizers
 from precaudit.models.checkpoints.fused import SplitTensors
@@ -148,6 +150,10 @@ def recorded_source(reference: str) -> str:
 
     A run may be someone else's: what it names is never fetched.
     """
+    if is_url(reference):
+        if was_used(reference):
+            return str(local_path(reference))
+        raise UserError(f"what a run names is not fetched, and {reference} was not given here yet: --model {reference}")
     if Path(reference).expanduser().exists() or not is_hub_id(reference):
         return reference
     found = cached_snapshot(reference)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.mirrors import by_url
 from precaudit.models.checkpoints import Checkpoint
 from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
@@ -99,7 +100,7 @@ def write_as_run(
     hashes = {name: file_hash(folder / name) for name in ("points.jsonl", "steps.jsonl", "prompts.jsonl")}
     model = ModelRecord(
         id=checkpoint.name,
-        reference=reference,
+        reference=by_url(reference),
         sha256=checkpoint.hashes.sha256(),
         config=msgspec.to_builtins(checkpoint.config),
         allowed=checkpoint.allowed,

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from precaudit.errors import UserError
+from precaudit.mirrors import commit
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.writing import PART, temporary
 
@@ -88,6 +89,7 @@ def prepare_folder(folder: Path, force: bool) -> None:
         if gone.is_dir():  # of this run, or of one that was killed here
             shutil.rmtree(gone)
     make_folder(folder)
+    commit(folder)  # what was there is gone in its bucket, too, before anything new is there
 
 
 def make_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from importlib import metadata
 import msgspec
 
 import precaudit
+from precaudit.mirrors import by_url
 from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import device_name
@@ -62,7 +63,7 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
     checkpoint = subject.checkpoint
     model = ModelRecord(
         id=checkpoint.name,
-        reference=subject.reference,
+        reference=by_url(subject.reference),
         sha256=checkpoint.hashes.sha256(),
         config=msgspec.to_builtins(subject.config),
         allowed=checkpoint.allowed,
