@@ -356,6 +356,66 @@ def ones_that_lose_nothing(x, n):
     return counts + jnp.log(2.0 + x) + (jnp.exp(x) - 2.0) + (1.0 - jnp.exp(x)) / (1.0 + x)
 
 
+# fast-variance
+
+
+@fires("fast-variance", f32(8, 64), severity="warning")
+def a_norm_with_a_fast_variance(x):
+    mean = x.mean(-1, keepdims=True)
+    variance = jnp.mean(x**2, -1, keepdims=True) - mean**2  #!
+    return (x - mean) * lax.rsqrt(variance + 1e-5)
+
+
+@fires("fast-variance", bf16(8, 64), severity="warning")
+def flax_s_statistics(x):
+    """What flax.nnx.LayerNorm computes unless use_fast_variance=False."""
+    wide = x.astype(jnp.float32)
+    mean, squares = jnp.mean(wide, -1), jnp.mean(lax.square(wide), -1)
+    return jnp.maximum(0.0, squares - lax.square(mean))  #!
+
+
+@silent("fast-variance", f32(8, 64))
+def a_variance_of_differences(x):
+    return jnp.var(x, -1) + jnp.mean(jnp.square(x - x.mean(-1, keepdims=True)), -1)
+
+
+@silent("fast-variance", f32(8, 64), f32(8, 64))
+def squares_of_two_things(x, y):
+    """Of two variables, of a sum that is no mean's square, and squares that are added."""
+    apart = jnp.mean(x**2, -1) - jnp.mean(y, -1) ** 2
+    return apart + jnp.mean(x**2, -1) - jnp.mean(x, -1) + jnp.mean(x**2, -1) + jnp.mean(x, -1) ** 2
+
+
+# unshifted-exp
+
+
+@fires("unshifted-exp", f32(8, 16), f32(16, 32), severity="warning")
+def a_log_of_a_sum_that_is_written_out(x, w):
+    return jnp.log(jnp.sum(jnp.exp(x @ w), -1))  #!
+
+
+@fires("unshifted-exp", f32(8, 16), f32(16, 32), f32(32), severity="warning")
+def a_softmax_that_is_written_out(x, w, b):
+    e = jnp.exp((x @ w + b) / 8.0)  #!
+    return e / e.sum(-1, keepdims=True)
+
+
+@silent("unshifted-exp", f32(8, 16), f32(16, 32))
+def softmaxes_of_the_library(x, w):
+    y = x @ w
+    shifted = jnp.exp(y - lax.stop_gradient(y.max(-1, keepdims=True)))
+    return jax.nn.softmax(y), jax.nn.logsumexp(y, -1), jax.nn.log_softmax(y), shifted / shifted.sum(-1, keepdims=True)
+
+
+@silent("unshifted-exp", f32(8, 16), f32(16, 32))
+def exponentials_that_are_bounded_or_in_no_sum(x, w):
+    """Of capped logits, of what is not positive, and where no sum divides."""
+    y = x @ w
+    capped = jnp.exp(30.0 * jnp.tanh(y / 30.0))
+    below = jnp.exp(-jnp.abs(y))
+    return capped / capped.sum(-1, keepdims=True), below / below.sum(-1, keepdims=True), jnp.exp(y) * y
+
+
 # lost-constant
 
 
@@ -814,6 +874,12 @@ def the_last_token_by_a_count(table, mask):
 def distances_added_to_scores(scores):
     far = jnp.arange(512, dtype=jnp.bfloat16)  #!
     return jax.nn.softmax((scores - 0.25 * far).astype(jnp.float32))
+
+
+@silent("narrow-integers", f32(4, 512))
+def a_mask_that_is_added_to_scores(scores):
+    mask = jnp.where(jnp.tri(4, 512, dtype=bool), 0, -10_000).astype(jnp.bfloat16)
+    return jax.nn.softmax(scores + mask.astype(jnp.float32))
 
 
 @fires("narrow-integers", bf16(8, 16), i32(8), severity="warning")

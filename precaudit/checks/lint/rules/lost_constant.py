@@ -50,7 +50,8 @@ def _unrepresentable(given: Any, dtype: str) -> Any:
 
 def _infinite(number: float, dtype: str) -> str:
     masks = ": a row that is masked throughout becomes NaN" if number < 0 else ""
-    held = "NaN" if np.isnan(np.float64(number).astype(ml_dtypes.finfo(dtype).dtype)) else "infinite"
+    with np.errstate(over="ignore"):
+        held = "NaN" if np.isnan(np.float64(number).astype(ml_dtypes.finfo(dtype).dtype)) else "infinite"
     return f"{number:g} is {held} in {dtype}{masks}."
 
 

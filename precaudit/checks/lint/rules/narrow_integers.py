@@ -41,7 +41,7 @@ def check(views: Sequence[CallView]) -> Iterator[Hit]:
         found: dict[tuple[str, str], list[Hit]] = {}
         for value, dtype, made, e in origins(view.graph, view.whole):
             r = view.whole[value]
-            if used := uses(view.graph, view.whole, value, r, dtype):
+            if not _is_mask(view.graph, value) and (used := uses(view.graph, view.whole, value, r, dtype)):
                 size = "of any size" if r.most == inf else f"up to {r.most:,.0f}"
                 says = f"{made} integers {size} in {dtype}, which holds them only up to {HELD[dtype]:,.0f}: {used}."
                 severity: Severity = "warning" if r.most == inf else "error"
@@ -79,6 +79,17 @@ def origins(graph: Graph, whole: Ranges) -> Iterator[tuple[int, str, str, Equati
         if is_lost(made) and not any(is_lost(v) and is_lost(first(v)) for v in e.inputs):
             how = "A conversion makes" if e.primitive == "convert_element_type" else f"{e.primitive} makes"
             yield made, e.result, how, e
+
+
+def _is_mask(graph: Graph, value: int) -> bool:
+    """Whether it is a choice among numbers of the program's text, such as 0 and −10⁹: a mask, and no count."""
+    ends = [v for v in graph.behind(value, as_moved) if v not in graph.joins and not _moves(graph, v)]
+    return all(graph.scalar(v) is not None for v in ends)
+
+
+def _moves(graph: Graph, value: int) -> bool:
+    e = graph.makers.get(value)
+    return e is not None and bool(tuple(as_moved(e)))
 
 
 def uses(graph: Graph, whole: Ranges, value: int, r: WholeRange, dtype: str) -> str:
