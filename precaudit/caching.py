@@ -15,6 +15,8 @@ from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
 
+from precaudit.errors import UserError
+
 LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # The source that reads a model and computes references; that records; that computes records; that computes findings:
 # all that each imports, but for NO_NUMBERS (tests/project/test_caching.py).
@@ -88,6 +90,10 @@ def cache_folder(kind: str) -> Path:
     from platformdirs import user_cache_path
 
     chosen = os.environ.get("PRECAUDIT_CACHE")
+    if chosen and "://" in chosen:
+        raise UserError(
+            f"PRECAUDIT_CACHE={chosen} is no folder here; references in a bucket: PRECAUDIT_REFERENCES={chosen}"
+        )
     return (Path(chosen) if chosen else user_cache_path("precaudit", appauthor=False)) / kind
 
 

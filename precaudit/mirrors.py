@@ -10,21 +10,23 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from precaudit.buckets import Bucket, RemoteFile
+from precaudit.buckets import Bucket, RemoteFile, is_url
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.writing import PART, temporary, write_whole
 
+P = ParamSpec("P")
+R = TypeVar("R")
 LAZY = ".safetensors"  # what is read in ranges
 BLOCK = 32 << 20  # bytes asked for at once
 # What is written after all else: what resuming goes by, then what makes the rest valid.
@@ -206,9 +208,14 @@ class Mirror:
         return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode}')}.ranges"
 
 
-def local_path(url: str) -> Path:
-    """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError."""
+def local_path(url: str, anew: bool = True) -> Path:
+    """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError.
+
+    ``anew``: look again at what this process has looked at.
+    """
     root = _root(url)
+    if not anew and root in _MIRRORS:
+        return root
     mirror = _MIRRORS.get(root) or Mirror(root, _state(root) or State(url.rstrip("/")))
     mirror.refresh()
     _MIRRORS[root] = mirror
@@ -247,6 +254,26 @@ def commit_all() -> None:
     """Write what changed into every bucket that this process uses."""
     for mirror in list(_MIRRORS.values()):
         mirror.commit()
+
+
+def takes_urls(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function take URLs where it takes paths; what it writes there is in the buckets when it returns."""
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        if not any(isinstance(x, str) and is_url(x) for x in (*given, *named.values())):
+            return function(*given, **named)
+        values: Any = [_followed(x) for x in given]
+        options: Any = {name: _followed(x) for name, x in named.items()}
+        found = function(*values, **options)
+        commit_all()
+        return found
+
+    return call
+
+
+def _followed(x: object) -> object:
+    return str(local_path(x)) if isinstance(x, str) and is_url(x) else x
 
 
 def remote_mark(path: Path) -> str | None:
@@ -301,8 +328,10 @@ def _name(mirror: Mirror, path: Path) -> str:
 
 
 def _state(root: Path) -> State | None:
+    """Return what state.json says; None where nothing is said, or of another folder than this, which lies beside it."""
     with suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
+        state = msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
+        return state if _root(state.url) == root else None
     return None
 
 

@@ -187,7 +187,7 @@ def _in_buckets(arguments: list[str]) -> Iterator[list[str]]:
     """Yield arguments with paths here in place of URLs; what the command wrote there is in the buckets after it."""
     from precaudit.errors import PrecauditError
 
-    if not any("://" in word for word in arguments):
+    if not any("://" in word for word in arguments) and "PRECAUDIT_REFERENCES" not in os.environ:
         yield arguments
         return
     from precaudit.cli._urls import paths_for

@@ -315,9 +315,13 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     """Repeat a run and print whether it came out the same."""
     other = [name for name in given_options(context) if name not in ("repeat", "output", "force", *NAMES)]
     leave_out(context, other, "--repeat records what RUN says")
+    from precaudit.errors import UserError
+    from precaudit.mirrors import mirror_of
     from precaudit.progress import Progress
     from precaudit.workflows.repeat import repeat
 
+    if output is None and mirror_of(run) is not None:
+        raise UserError(f"{run} is in a bucket: say with -o where its repetition goes")
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
     with progress_bar("loading JAX") as advance:
         found = repeat(run, folder, None, force, Progress(lambda line: say(line, err=True), advance))

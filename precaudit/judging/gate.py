@@ -22,6 +22,7 @@ from precaudit.judging.recalled import recall_any
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
+from precaudit.mirrors import takes_urls
 from precaudit.recording.opening import AnyRun
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.unique import UniqueHashes, require_unique
@@ -49,6 +50,7 @@ class Criteria:
     filters: Filters = field(default_factory=Filters)
 
 
+@takes_urls
 def gate(
     source: Path | str | Comparison | AnyRun | ProgramErrors,
     budgets: Path | str | None = None,

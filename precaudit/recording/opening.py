@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from precaudit.mirrors import takes_urls
 from precaudit.recording.dumps.runs import Imported, is_imported, open_imported
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
@@ -26,6 +27,7 @@ def open_any(run: AnyRun | Path | str, partial: bool = False, held: bool = True)
     return open_program_run(run) if kind is Opened else open_run(run, partial, held)
 
 
+@takes_urls
 def open_known(run: AnyRun | Path | str, partial: bool = False) -> AnyRun:
     """Return the same, a dump as the run of a model where it was compared with FP64 of one: ``precaudit.open_run``."""
     if isinstance(run, Path | str) and is_imported(run) and (Path(run) / "run.json").is_file():

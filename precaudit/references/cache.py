@@ -18,7 +18,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from precaudit.caching import READS, computed_by
+from precaudit.buckets import is_url
+from precaudit.caching import READS, cache_folder, computed_by
+from precaudit.errors import UserError
+from precaudit.mirrors import commit, local_path
 from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
 from precaudit.schema.graphs.decoder import LOGITS
@@ -66,7 +69,13 @@ class References:
             np.asarray(tokens, np.int64).tobytes().hex(),
             *(() if lengths is None else (lengths.astype(np.int64).tobytes().hex(),)),
         )
-        return cls(root / hashlib.sha256("|".join(parts).encode()).hexdigest()[:32])
+        key = hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+        bucket = os.environ.get("PRECAUDIT_REFERENCES")
+        if not bucket or root != cache_folder("references"):  # --no-cache, or a folder that was given, is another
+            return cls(root / key)
+        if not is_url(bucket):
+            raise UserError(f"PRECAUDIT_REFERENCES={bucket} is no URL of a bucket; a folder is PRECAUDIT_CACHE")
+        return cls(local_path(f"{bucket.rstrip('/')}/{key}", anew=False))
 
     def name(self, layer: int | None, point: str, rows: Array) -> str:
         """Return a point's file name; logits depend on which rows were wanted."""
@@ -119,6 +128,7 @@ class References:
             self.said.append(f"references are not kept: {self.folder}: {error.strerror}")
 
     def touch(self) -> None:
-        """Mark as used now."""
+        """Mark as used now, and have what is new in the bucket that it follows."""
+        commit(self.folder)
         with suppress(OSError):
             os.utime(self.folder)

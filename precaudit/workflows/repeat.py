@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precaudit.errors import UserError
+from precaudit.mirrors import takes_urls
 from precaudit.progress import Progress
 from precaudit.recording.opening import AnyRun, open_any
 from precaudit.recording.programs.program import Program
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from precaudit.recording.tracing.subject import Subject
 
 
+@takes_urls
 def repeat(
     run: AnyRun | Path | str,
     output: Path | str,

@@ -9,6 +9,7 @@ import msgspec
 
 from precaudit.diagnosis.sameness.records import SameFormula, Sameness
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import takes_urls
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ENTRY = "@"  # between a program's name and that of an entry point
 
 
+@takes_urls
 def same(
     one: Program | str | Path | Callable[..., Any],
     other: Program | str | Path | Callable[..., Any],

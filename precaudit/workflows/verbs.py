@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from precaudit.errors import UserError
+from precaudit.mirrors import takes_urls
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.program import Program
@@ -68,6 +69,7 @@ def trace(  # type: ignore[overload-overlap]  # a model is a Program whose run i
 ) -> "Run": ...
 @overload
 def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[OfProgram]) -> Opened: ...
+@takes_urls
 def trace(
     subject: Any,
     output: Path | str,
@@ -189,6 +191,7 @@ def compare(
     options: "CompareOptions | None" = None,
     **how: Unpack[Comparing],
 ) -> "Comparison": ...
+@takes_urls
 def compare(
     run: Any,
     against: Any = None,
@@ -282,6 +285,7 @@ def diagnose(
     options: "CompareOptions | None" = None,
     **how: Unpack[DiagnoseOptions],
 ) -> "Diagnosis": ...
+@takes_urls
 def diagnose(
     run: Any,
     select: Any = None,

@@ -201,6 +201,16 @@ def test_only_urls_of_buckets_become_paths(memory):
     assert option == f"--prompts={path}"
 
 
+def test_a_folder_beside_a_mirror_is_none(memory):
+    memory.pipe_file("/b/m/run.json", b"1")
+    folder = local_path("memory://b/m")
+    beside = folder.with_name("m-repeat")
+    beside.mkdir()
+    assert mirror_of(beside) is None
+    commit(beside)
+    assert files(memory) == {"m/run.json": "1"}
+
+
 def test_a_mirror_is_known_to_another_process_by_its_path(memory, monkeypatch):
     memory.pipe_file("/b/m/run.json", b"1")
     folder = local_path("memory://b/m")

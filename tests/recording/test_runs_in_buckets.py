@@ -5,12 +5,14 @@ import shutil
 import fsspec
 import pytest
 
+import precaudit
 from precaudit import mirrors
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import recorded_source
 from precaudit.recording.runs.reader import open_run
-from tests.helpers.bucket_servers import Google, google_environment, serve
+from precaudit.references.cache import References
+from tests.helpers.bucket_servers import Amazon, Google, amazon_environment, google_environment, serve
 from tests.helpers.paths import FIXTURES
 
 SMALL = ("--layers", "1", "--points", "v,attn_out", "--phases", "prefill", "--device", "cpu")
@@ -146,3 +148,56 @@ def test_a_run_that_is_replaced_is_gone_before_the_new_one_is_there(google, tmp_
     deleted = [key for method, key, _ in faults.asked if method == "DELETE"]
     assert deleted.index("m/run.json") < deleted.index("m/points.jsonl")
     assert not [p for p in (root / "m").rglob("*") if p.is_file()]
+
+
+@pytest.mark.slow  # 5 s, and s3fs is an extra
+def test_a_run_lives_in_a_bucket_of_s3(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("s3fs")
+    root = tmp_path / "objects"
+    root.mkdir()
+    (root / "prompts.jsonl").write_text("\n".join(PROMPTS[:2]))
+    shutil.copytree(FIXTURES / "llama-gqa", root / "models" / "llama")
+    with serve(Amazon, root) as (url, faults):
+        for name, value in amazon_environment(url).items():
+            monkeypatch.setenv(name, value)
+        another_machine(tmp_path, monkeypatch)
+        where, model = "s3://bucket/runs/m", "s3://bucket/models/llama"
+        trace = ["trace", model, "--prompts", "s3://bucket/prompts.jsonl", "-o", where, *SMALL]
+        faults.after = 8
+        said = refused(capsys, *trace)
+        assert said.startswith(f"precaudit: {where}: cannot be written with the rights that this user has")
+        faults.after = None
+        another_machine(tmp_path, monkeypatch)
+        assert "was cut off before it finished" in refused(capsys, "compare", where)
+        assert run([*trace, "--resume"]) == 0
+        another_machine(tmp_path, monkeypatch)
+        assert run(["compare", where, "--accum", "none", "--model", model]) == 0
+        assert run(["gate", where]) == 0
+        ranges = [asked for _, key, asked in faults.asked if key == "models/llama/model.safetensors" and asked]
+        assert len(ranges) > 20
+        said = refused(capsys, "trace", str(FIXTURES / "llama-gqa"), *trace[2:4], "-o", "s3://none/m", *SMALL)
+        assert said.startswith("precaudit: s3://none/m: cannot be written: no such bucket or file")
+        faults.reads_refused = True
+        said = refused(capsys, "gate", where)
+        assert said.startswith(f"precaudit: {where}: cannot be read with the rights that this user has")
+
+
+def test_references_of_one_machine_are_read_by_another(google, tmp_path, monkeypatch):
+    """The Python API takes URLs, too."""
+    root, _ = google
+    where, model = "gs://bucket/m", str(FIXTURES / "llama-gqa")
+    (tmp_path / "p.jsonl").write_text(PROMPTS[0])
+    asked = {"layers": "1", "points": "v,attn_out", "phases": "prefill", "device": "cpu"}
+    made = precaudit.trace(model, where, prompts=tmp_path / "p.jsonl", **asked)
+    assert made.record.finished is not None
+    monkeypatch.setenv("PRECAUDIT_REFERENCES", "gs://bucket/references")
+    first = precaudit.compare(where, accum=())
+    kept = list((root / "references").rglob("*.fp64"))
+    assert kept
+    another_machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(References, "save", None)  # nothing is left to compute
+    assert precaudit.compare(where, accum=(), fresh=True).errors == first.errors
+    assert precaudit.gate(where).exit_code == 0
+    monkeypatch.setenv("PRECAUDIT_REFERENCES", "a/folder")
+    with pytest.raises(UserError, match="PRECAUDIT_REFERENCES=a/folder is no URL of a bucket"):
+        precaudit.compare(where, accum=(), fresh=True)

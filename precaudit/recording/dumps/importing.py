@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import takes_urls
 from precaudit.models.checkpoints.names import rearrange_axes
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
@@ -72,6 +73,7 @@ OWN = DumpNames(
 )
 
 
+@takes_urls
 def import_dump(
     source: Path | str,
     folder: Path | str,

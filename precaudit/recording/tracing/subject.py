@@ -8,6 +8,7 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import Target, check_policy
 from precaudit.interpreters.tpu.target import mesh as target_mesh
+from precaudit.mirrors import takes_urls
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.models.configs import DecoderConfig, with_window
 from precaudit.models.jax_decoder import Decoder, Parts
@@ -148,6 +149,7 @@ def program_of(
     return subject
 
 
+@takes_urls
 def load(
     subject: str,
     policy: str | Policy = "bf16",
