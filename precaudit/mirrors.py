@@ -70,7 +70,7 @@ class Mirror:
         with self.lock:
             listed = self.bucket.list_files()
             known = {name: held.remote for name, held in self.state.files.items()}
-            if listed == known and (changed := self._changes()[0]):  # never deletes there: a cache may be cleared
+            if listed == known and (changed := self.list_changes()[0]):  # never deletes there: a cache may be cleared
                 self._push(changed)
                 listed = self.bucket.list_files()
             files = {name: x for name, x in self.state.files.items() if x.remote == listed.get(name)}
@@ -82,7 +82,7 @@ class Mirror:
     def commit(self) -> None:
         """Write what changed here into the bucket; raises UserError, after which the next use tries again."""
         with self.lock:
-            changed, gone = self._changes()
+            changed, gone = self.list_changes()
             self._push(changed)
             self._remove(sorted(gone, key=_order, reverse=True))  # what makes the rest valid goes before it
 
@@ -161,7 +161,7 @@ class Mirror:
             with suppress(OSError):
                 folder.rmdir()
 
-    def _changes(self) -> tuple[list[str], list[str]]:
+    def list_changes(self) -> tuple[list[str], list[str]]:
         """Return the names of files that the bucket does not have as they are here, and of those that are gone here."""
         here, held = self._here(), self.state.files
         changed = [n for n in here if n not in held or _local(self._path(n), held[n].whole) != held[n].local]
@@ -220,6 +220,12 @@ def local_path(url: str, anew: bool = True) -> Path:
     mirror.refresh()
     _MIRRORS[root] = mirror
     return root
+
+
+def unwritten(folder: Path) -> list[str]:
+    """Return the URLs of files in a mirror's folder that its bucket does not have as they are here."""
+    found = [mirror for path in folder.resolve().iterdir() if (mirror := mirror_of(path)) is not None]
+    return [mirror.bucket.named(name) for mirror in found for name in mirror.list_changes()[0]]
 
 
 def was_used(url: str) -> bool:

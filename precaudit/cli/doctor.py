@@ -4,7 +4,12 @@ import click
 
 from precaudit.cli._options import Delivery, deliver, report_options
 
-CLEARED = {"references": ("references",), "programs": ("programs",), "all": ("references", "programs", "trusted")}
+CLEARED = {
+    "references": ("references",),
+    "programs": ("programs",),
+    "buckets": ("buckets",),
+    "all": ("references", "programs", "trusted", "buckets"),
+}
 
 
 @click.command()

@@ -11,10 +11,12 @@ from safetensors.numpy import save
 
 from precaudit import mirrors
 from precaudit.buckets import Bucket, is_url
+from precaudit.cli import run
 from precaudit.cli._urls import paths_for
 from precaudit.errors import UserError
 from precaudit.mirrors import bring, commit, local_path, mirror_of
 from precaudit.models.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.recording.runs.folders import prepare_folder
 
 
 @pytest.fixture
@@ -199,6 +201,40 @@ def test_only_urls_of_buckets_become_paths(memory):
     path, option = paths_for(["memory://b/p.jsonl", "--prompts=memory://b/p.jsonl"])
     assert Path(path).read_text() == "{}"
     assert option == f"--prompts={path}"
+
+
+def test_clearing_the_cache_keeps_what_a_bucket_does_not_have(memory, capsys):
+    memory.pipe_file("/b/m/run.json", b"1")
+    memory.pipe_file("/b/other/run.json", b"1")
+    folder, other = local_path("memory://b/m"), local_path("memory://b/other")
+    (folder / "errors.jsonl").write_text("e")
+    assert run(["doctor", "--clear", "buckets"]) == 2
+    assert "1 could not be deleted, first memory://b/m/errors.jsonl lacks it" in capsys.readouterr().out
+    assert not other.exists()
+    assert folder.exists()
+    commit(folder)
+    assert run(["doctor", "--clear", "buckets"]) == 0
+    assert not list(mirrors.mirrors().iterdir())
+
+
+def test_bytes_that_are_cut_off_are_not_taken(memory, monkeypatch):
+    memory.pipe_file("/b/x.safetensors", save({"a": np.zeros(9)}))
+    path = local_path("memory://b/x.safetensors")
+    cat = type(memory).cat_file
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "cat_file", lambda *given, **named: cat(*given, **named)[:-1])
+        with pytest.raises(UserError, match=r"^memory://b/x.safetensors: gave 135 bytes of 136; it was cut off, or"):
+            bring(path)
+    bring(path)
+    assert path.read_bytes() == save({"a": np.zeros(9)})
+
+
+@pytest.mark.usefixtures("memory")
+def test_several_processes_write_to_no_bucket(monkeypatch):
+    hosts = type("Two", (), {"several": True})()
+    monkeypatch.setattr("precaudit.recording.runs.folders.hosts_here", lambda: hosts)
+    with pytest.raises(UserError, match="several processes write to a folder that all hosts share"):
+        prepare_folder(local_path("memory://b/m"), force=False)
 
 
 def test_a_folder_beside_a_mirror_is_none(memory):

@@ -423,7 +423,7 @@ def test_a_checkup_as_json_has_the_same(tmp_path):
     assert found["versions"]["jax"] == jax.__version__
     assert found["devices"] == {"cpu": 1}
     assert found["broken"] == []
-    assert {c["kind"] for c in found["caches"]} == {"references", "programs", "trusted"}
+    assert {c["kind"] for c in found["caches"]} == {"references", "programs", "trusted", "buckets"}
     assert {x["name"]: x["installed"] for x in found["extras"]} == {x.name: x.installed for x in extras()}
 
 
@@ -513,7 +513,7 @@ def everything(folder):
 
 def test_clearing_deletes_our_own_names_and_follows_no_link(kept, capsys):
     assert [(c.kind, c.bytes, c.files) for c in caches.find_caches()] == [
-        ("references", 120, 2), ("programs", 1008, 2), ("trusted", 5, 1),
+        ("references", 120, 2), ("programs", 1008, 2), ("trusted", 5, 1), ("buckets", 0, 0),
     ]  # fmt: skip
     before = everything(kept)
     assert run(["doctor", "--clear", "references"]) == 0

@@ -201,3 +201,14 @@ def test_references_of_one_machine_are_read_by_another(google, tmp_path, monkeyp
     monkeypatch.setenv("PRECAUDIT_REFERENCES", "a/folder")
     with pytest.raises(UserError, match="PRECAUDIT_REFERENCES=a/folder is no URL of a bucket"):
         precaudit.compare(where, accum=(), fresh=True)
+
+
+@pytest.mark.slow  # 6 s: gcsfs waits before it asks again
+def test_a_bucket_that_fails_for_the_moment_is_asked_again(google, tmp_path):
+    root, faults = google
+    (tmp_path / "p.jsonl").write_text(PROMPTS[0])
+    faults.after, faults.code, faults.times = 1, 503, 3
+    trace = ["trace", str(FIXTURES / "llama-gqa"), "--prompts", str(tmp_path / "p.jsonl"), *SMALL]
+    assert run([*trace, "-o", "gs://bucket/m"]) == 0
+    assert faults.times == 0
+    assert open_run(root / "m").record.finished is not None

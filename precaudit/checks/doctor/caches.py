@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precaudit.caching import cache_folder
+from precaudit.mirrors import unwritten
 
-FOLDERS = {"references": "references", "programs": "xla", "trusted": "programs"}
+FOLDERS = {"references": "references", "programs": "xla", "trusted": "programs", "buckets": "buckets"}
 SAYS = {
     "references": "FP64 values",
     "programs": "compiled programs",
     "trusted": "programs that were named here",
+    "buckets": "what was read of buckets",
 }
 _HASHED = re.compile(r"[0-9a-f]{32}")
 _REFERENCE = re.compile(r".+\.(fp64|npy)|\..+\.(fp64|npy)\.[0-9a-f]{8}\.part")  # .npy: of earlier versions
@@ -53,7 +55,7 @@ def find_caches() -> tuple[CacheFolder, ...]:
         elsewhere = os.environ.get("JAX_COMPILATION_CACHE_DIR") if kind == "programs" else None
         root = Path(elsewhere) if elsewhere else folder(kind)
         files = list(_files(kind, root))
-        caches.append(CacheFolder(kind, str(root), sum(f.stat().st_size for f in files), len(files), not elsewhere))
+        caches.append(CacheFolder(kind, str(root), sum(map(_bytes, files)), len(files), not elsewhere))
     return tuple(caches)
 
 
@@ -63,19 +65,21 @@ def folder(kind: str) -> Path:
 
 
 def clear(kind: str) -> Cleared:
-    """Delete a cache's files, and the folders of references that are empty then."""
-    root, freed, count, kept = folder(kind), 0, 0, []
+    """Delete a cache's files, and the folders that are empty then; what a bucket does not have yet stays."""
+    root, freed, count = folder(kind), 0, 0
+    kept = [f"{url} lacks it" for url in _unwritten(root)] if kind == "buckets" else []
     for entry in list(_files(kind, root)):
         try:
-            size = entry.stat(follow_symlinks=False).st_size
+            size = _bytes(entry)
             os.unlink(entry.path)
         except OSError as error:
             kept.append(f"{entry.path}: {error.strerror}")
             continue
         freed, count = freed + size, count + 1
-    for held in _folders(root) if kind == "references" else ():
-        with suppress(OSError):  # it holds something that is not ours
-            os.rmdir(held.path)
+    for held in _folders(root) if kind in ("references", "buckets") else ():
+        for path, _, _ in os.walk(held.path, topdown=False):
+            with suppress(OSError):  # it holds something that is not ours
+                os.rmdir(path)
     return Cleared(kind, str(root), freed, count, tuple(kept))
 
 
@@ -91,7 +95,12 @@ def unwritable(kind: str) -> str | None:
 
 
 def _files(kind: str, root: Path) -> "Iterator[os.DirEntry[str]]":
-    """Yield the files of ours: in references those of its folders, else those of the folder itself."""
+    """Yield the files of ours: in references and buckets those of its folders, else those of the folder itself."""
+    if kind == "buckets":
+        for held in _folders(root):
+            if not unwritten(Path(held.path)):
+                yield from _below(held.path)
+        return
     if kind != "references":
         pattern = _COMPILED if kind == "programs" else _HASHED
         yield from (f for f in _entries(root) if f.is_file(follow_symlinks=False) and pattern.fullmatch(f.name))
@@ -104,6 +113,25 @@ def _files(kind: str, root: Path) -> "Iterator[os.DirEntry[str]]":
 
 def _folders(root: Path) -> "Iterator[os.DirEntry[str]]":
     yield from (d for d in _entries(root) if d.is_dir(follow_symlinks=False) and _HASHED.fullmatch(d.name))
+
+
+def _below(folder: str) -> "Iterator[os.DirEntry[str]]":
+    for entry in _entries(Path(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            yield entry
+
+
+def _unwritten(root: Path) -> Iterator[str]:
+    for held in _folders(root):
+        yield from unwritten(Path(held.path))
+
+
+def _bytes(entry: "os.DirEntry[str]") -> int:
+    """Return the bytes that a file takes; of one that is read in ranges, those that are here."""
+    stat = entry.stat(follow_symlinks=False)
+    return min(stat.st_size, stat.st_blocks * 512)
 
 
 def _entries(root: Path) -> "list[os.DirEntry[str]]":
