@@ -10,23 +10,21 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
-from precaudit.buckets import Bucket, RemoteFile, is_url
+from precaudit.buckets import Bucket, RemoteFile
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.writing import PART, temporary, write_whole
 
-P = ParamSpec("P")
-R = TypeVar("R")
 LAZY = ".safetensors"  # what is read in ranges
 BLOCK = 32 << 20  # bytes asked for at once
 # What is written after all else: what resuming goes by, then what makes the rest valid.
@@ -53,11 +51,15 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass
 class Mirror:
-    """A URL's folder or file here: ``root``, which may hold nothing as yet."""
+    """A URL's folder or file here: ``root``, which may hold nothing as yet.
+
+    ``refreshed``: this process made it what the bucket has, so that what is gone since was deleted on purpose.
+    """
 
     root: Path
     state: State
     lock: Any = field(default_factory=threading.RLock)
+    refreshed: bool = False
     ranges: dict[Path, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
@@ -67,7 +69,7 @@ class Mirror:
 
     def refresh(self) -> None:
         """Make what is here what the bucket has; what changed here and is not there is written there first."""
-        with self.lock:
+        with self._alone():
             listed = self.bucket.list_files()
             known = {name: held.remote for name, held in self.state.files.items()}
             if listed == known and (changed := self.list_changes()[0]):  # never deletes there: a cache may be cleared
@@ -78,13 +80,15 @@ class Mirror:
             self._delete_others(listed)
             self._bring_files({name: remote for name, remote in listed.items() if name not in files}, files)
             self._save(files)
+            self.refreshed = True
 
     def commit(self) -> None:
         """Write what changed here into the bucket; raises UserError, after which the next use tries again."""
-        with self.lock:
+        with self._alone():
             changed, gone = self.list_changes()
             self._push(changed)
-            self._remove(sorted(gone, key=_order, reverse=True))  # what makes the rest valid goes before it
+            if self.refreshed:  # else it is not known why they are gone
+                self._remove(sorted(gone, key=_order, reverse=True))  # what makes the rest valid goes before it
 
     def bring(self, name: str, begin: int, end: int | None) -> None:
         """Have bytes of a file here; raises UserError where the bucket does not give them."""
@@ -108,6 +112,17 @@ class Mirror:
         with self.lock, note.open("a") as lines:
             lines.write(f"{begin} {end}\n")
             self._ranges(note).append((begin, end))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one, of threads and processes here, that changes what the state says."""
+        import fcntl
+
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock, (self.root.parent / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.state = read_state(self.root) or State(self.state.url)  # none: the cache was cleared
+            yield
 
     def _ranges(self, note: Path) -> list[tuple[int, int]]:
         """Return which bytes of a file are here."""
@@ -208,110 +223,28 @@ class Mirror:
         return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode}')}.ranges"
 
 
-def local_path(url: str, anew: bool = True) -> Path:
-    """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError.
-
-    ``anew``: look again at what this process has looked at.
-    """
-    root = _root(url)
-    if not anew and root in _MIRRORS:
-        return root
-    mirror = _MIRRORS.get(root) or Mirror(root, _state(root) or State(url.rstrip("/")))
-    mirror.refresh()
-    _MIRRORS[root] = mirror
-    return root
-
-
-def unwritten(folder: Path) -> list[str]:
-    """Return the URLs of files in a mirror's folder that its bucket does not have as they are here."""
-    found = [mirror for path in folder.resolve().iterdir() if (mirror := mirror_of(path)) is not None]
-    return [mirror.bucket.named(name) for mirror in found for name in mirror.list_changes()[0]]
-
-
-def was_used(url: str) -> bool:
-    """Whether a URL was given here before."""
-    return _state(_root(url)) is not None
-
-
-def mirror_of(path: Path) -> Mirror | None:
-    """Return the mirror that a path belongs to; None for any other path."""
-    top = f"{mirrors()}{os.sep}"
-    if not str(path).startswith(top):
-        return None
-    root = Path(top, *Path(str(path)[len(top) :]).parts[:2])
-    if root not in _MIRRORS and (state := _state(root)) is not None:  # another process made it
-        _MIRRORS[root] = Mirror(root, state)
-    return _MIRRORS.get(root)
-
-
-def bring(path: Path, begin: int = 0, end: int | None = None) -> None:
-    """Have bytes of a file here before they are read, where it is one of a bucket."""
-    if (mirror := mirror_of(path)) is not None:
-        mirror.bring(_name(mirror, path), begin, end)
-
-
-def commit(path: Path) -> None:
-    """Write what changed in a run's folder into its bucket, where it has one."""
-    if (mirror := mirror_of(path)) is not None:
-        mirror.commit()
-
-
-def commit_all() -> None:
-    """Write what changed into every bucket that this process uses."""
-    for mirror in list(_MIRRORS.values()):
-        mirror.commit()
-
-
-def takes_urls(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function take URLs where it takes paths; what it writes there is in the buckets when it returns."""
-
-    @wraps(function)
-    def call(*given: P.args, **named: P.kwargs) -> R:
-        if not any(isinstance(x, str) and is_url(x) for x in (*given, *named.values())):
-            return function(*given, **named)
-        values: Any = [_followed(x) for x in given]
-        options: Any = {name: _followed(x) for name, x in named.items()}
-        found = function(*values, **options)
-        commit_all()
-        return found
-
-    return call
-
-
-def _followed(x: object) -> object:
-    return str(local_path(x)) if isinstance(x, str) and is_url(x) else x
-
-
-def remote_mark(path: Path) -> str | None:
-    """Return what tells a bucket's file from another, without its bytes; None for one that is here alone."""
-    mirror = mirror_of(path)
-    held = None if mirror is None else mirror.state.files.get(_name(mirror, path))
-    return None if held is None else f"{held.remote.size} {held.remote.mark}"
-
-
-def by_url(text: str) -> str:
-    """Return a text with URLs in place of the paths that follow them."""
-    for root, mirror in _MIRRORS.items():
-        text = text.replace(str(root), mirror.state.url)
-    return text
-
-
 def mirrors() -> Path:
     """Return the folder of all that follows buckets."""
     return _resolved(str(cache_folder("buckets")))
 
 
-_MIRRORS: dict[Path, Mirror] = {}
+def mirror_root(url: str) -> Path:
+    """Return where the folder or file of a URL is here."""
+    url = url.rstrip("/")
+    return mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
+
+
+def read_state(root: Path) -> State | None:
+    """Return what state.json says; None where nothing is said, or of another folder than this, which lies beside it."""
+    with suppress(OSError, msgspec.MsgspecError):
+        state = msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
+        return state if mirror_root(state.url) == root else None
+    return None
 
 
 @lru_cache(maxsize=8)
 def _resolved(folder: str) -> Path:
     return Path(folder).resolve()
-
-
-def _root(url: str) -> Path:
-    url = url.rstrip("/")
-    return mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
 
 
 def _local(path: Path, whole: bool) -> tuple[int, ...]:
@@ -327,18 +260,6 @@ def _order(name: str) -> int:
     """Return the place of a file among those that are written last, one after another; −1 of all others."""
     last = name.rpartition("/")[2]
     return LAST.index(last) if last in LAST else -1
-
-
-def _name(mirror: Mirror, path: Path) -> str:
-    return "" if path == mirror.root else path.relative_to(mirror.root).as_posix()
-
-
-def _state(root: Path) -> State | None:
-    """Return what state.json says; None where nothing is said, or of another folder than this, which lies beside it."""
-    with suppress(OSError, msgspec.MsgspecError):
-        state = msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
-        return state if _root(state.url) == root else None
-    return None
 
 
 def _digest(text: str) -> str:

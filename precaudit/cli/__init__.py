@@ -186,14 +186,13 @@ def run(arguments: list[str]) -> int:
 def _in_buckets(arguments: list[str]) -> Iterator[list[str]]:
     """Yield arguments with paths here in place of URLs; what the command wrote there is in the buckets after it."""
     from precaudit.errors import PrecauditError
+    from precaudit.urls import commit_all
 
-    if not any("://" in word for word in arguments) and "PRECAUDIT_REFERENCES" not in os.environ:
-        yield arguments
-        return
-    from precaudit.cli._urls import paths_for
-    from precaudit.mirrors import commit_all
+    args = arguments
+    if any("://" in word for word in arguments):
+        from precaudit.cli._urls import paths_for
 
-    args = paths_for(arguments)
+        args = paths_for(arguments)
     try:
         yield args
     except PrecauditError:

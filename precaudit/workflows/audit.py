@@ -17,6 +17,7 @@ from precaudit.progress import Advance, Progress, silent
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.selection import Selection
 from precaudit.schema.toml import of_table, read_toml
+from precaudit.urls import path_of
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
 ANY = frozenset(("subject", "output", "layers", "budgets", "baseline", "across_devices", "diagnose"))
@@ -138,8 +139,8 @@ def _model(c: AuditConfig, path: Path, settings: Mapping[str, str], tell: Advanc
     select = Selection.parse(c.layers, c.points, c.phases, c.positions, ",".join(c.prompt) if c.prompt else None)
     subject = load(_beside(root, c.subject), policy, device=c.device, allow=c.allow_field)
     traced = TraceOptions(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
-    prompts = root / c.prompts if c.prompts is not None else None
-    run = trace(subject, root / c.output, prompts, select, traced, Progress(advance=tell))
+    prompts = path_of(c.prompts, root) if c.prompts is not None else None
+    run = trace(subject, path_of(c.output, root), prompts, select, traced, Progress(advance=tell))
     options = CompareOptions(accum=tuple(c.accum), formula=c.formula, cache=cache)
     found = compare(run, options=options, progress=tell)
     judgement = _judge(c, root, found)
@@ -163,7 +164,9 @@ def _program(c: AuditConfig, path: Path, tell: Advance) -> Audit:
     program = load_program(name)
     chosen = None if c.layers is None else parse_layers(c.layers, longest_scan(program))
     said = f"precaudit audit --config {path}"
-    run = trace(program, root / c.output, reference=name, force=True, command=said, progress=tell, layers=chosen)
+    run = trace(
+        program, path_of(c.output, root), reference=name, force=True, command=said, progress=tell, layers=chosen
+    )
     trust(name)
     model = None if c.model is None else _beside(root, c.model)
     found = compare(run, program=program, reference=reference, model=model, progress=tell)
@@ -180,7 +183,7 @@ def _command(c: AuditConfig, command: str, path: Path) -> Audit:
         shlex.split(command),
         function=c.function,
         calls=c.calls,
-        output=root / c.output,
+        output=path_of(c.output, root),
         layers=c.layers,
         points=c.points,
         positions=c.positions,
@@ -201,8 +204,8 @@ def _command(c: AuditConfig, command: str, path: Path) -> Audit:
 
 
 def _judge(c: AuditConfig, root: Path, found: Any) -> Judgement:
-    budgets = root / c.budgets if c.budgets is not None else None
-    baseline = root / c.baseline if c.baseline is not None else None
+    budgets = path_of(c.budgets, root) if c.budgets is not None else None
+    baseline = path_of(c.baseline, root) if c.baseline is not None else None
     return gate(found, budgets, baseline, c.across_devices)
 
 

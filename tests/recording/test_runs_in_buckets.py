@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 import precaudit
-from precaudit import mirrors
+from precaudit import urls
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import recorded_source
@@ -38,7 +38,7 @@ def another_machine(tmp_path, monkeypatch):
     """Go on with a cache folder that is empty."""
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(mirrors, "_MIRRORS", {})
+    monkeypatch.setattr(urls, "_MIRRORS", {})
 
 
 def refused(capsys, *words):
@@ -105,7 +105,7 @@ def test_a_bucket_that_fails_half_way_loses_nothing_that_was_written(google, tmp
     assert run([*trace, "--resume"]) == 0
     another_machine(tmp_path, monkeypatch)
     assert run(["compare", where, "--accum", "none"]) == 0
-    assert hashes(mirrors.local_path(where)) == hashes(tmp_path / "whole")
+    assert hashes(urls.local_path(where)) == hashes(tmp_path / "whole")
     assert not (root / "runs" / "m" / "batches.jsonl").exists()
 
 
@@ -114,7 +114,7 @@ def test_what_a_run_names_is_not_fetched_from_a_bucket_that_was_not_given_here(g
         recorded_source("gs://bucket/m")
     google[0].joinpath("m").mkdir()
     google[0].joinpath("m", "config.json").write_text("{}")
-    folder = mirrors.local_path("gs://bucket/m")
+    folder = urls.local_path("gs://bucket/m")
     assert recorded_source("gs://bucket/m") == str(folder)
 
 
@@ -203,7 +203,7 @@ def test_references_of_one_machine_are_read_by_another(google, tmp_path, monkeyp
         precaudit.compare(where, accum=(), fresh=True)
 
 
-@pytest.mark.slow  # 6 s: gcsfs waits before it asks again
+@pytest.mark.slow  # 8 s: gcsfs waits before it asks again
 def test_a_bucket_that_fails_for_the_moment_is_asked_again(google, tmp_path):
     root, faults = google
     (tmp_path / "p.jsonl").write_text(PROMPTS[0])

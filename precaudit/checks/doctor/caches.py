@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precaudit.caching import cache_folder
-from precaudit.mirrors import unwritten
+from precaudit.urls import unwritten
 
 FOLDERS = {"references": "references", "programs": "xla", "trusted": "programs", "buckets": "buckets"}
 SAYS = {
@@ -99,7 +99,7 @@ def _files(kind: str, root: Path) -> "Iterator[os.DirEntry[str]]":
     if kind == "buckets":
         for held in _folders(root):
             if not unwritten(Path(held.path)):
-                yield from _below(held.path)
+                yield from sorted(_below(held.path), key=lambda f: f.name != "state.json")  # without it, none follows
         return
     if kind != "references":
         pattern = _COMPILED if kind == "programs" else _HASHED
