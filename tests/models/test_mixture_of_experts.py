@@ -14,12 +14,14 @@ from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import project, route
 from precaudit.models.numpy_decoder.magnitudes import rowwise
 from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.routing import ExactRouting, TurnedRouting
 from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 from precaudit.references.comparison.compare import compare
+from precaudit.references.textbook import pooled
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.prompts import Prompt
@@ -141,6 +143,70 @@ def test_a_router_in_float32_is_a_remedy_of_sparse_models_alone():
     assert dict(candidates(load_policy("bf16"), sparse, "cpu"))["router"] == {"router": "float32"}
     assert "router" not in dict(candidates(load_policy("bf16"), dense, "cpu"))
     assert "router" not in dict(candidates(ROUTER, sparse, "cpu"))
+
+
+# Rounding exchanges two experts of its row 30, whose router logits are nearly the same.
+TIED = (
+    10, 66, 65, 3, 39, 76, 11, 61, 2, 29, 89, 14, 63, 78, 84, 62, 32, 1, 47, 38, 18, 86, 78, 25, 66, 21, 43, 84, 56,
+    63, 30, 41, 51, 85, 32, 25, 81, 55,
+)  # fmt: skip
+
+
+def test_what_comes_of_a_near_tie_is_rounding(tmp_path, monkeypatch):
+    subject = load(str(FIXTURES / "qwen3-moe-gqa"), ROUTER, device="cpu")
+    select = Selection.parse(points="router,experts,mlp_out,logits", phases="prefill")
+    run = trace(subject, tmp_path / "run", [Prompt(id="p", tokens=TIED)], select, TraceOptions(force=True))
+    compared = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    note = next(n for n in compared.notes if n.startswith("routing:"))
+    flips = int(note.split()[1])
+    assert flips > 0
+    assert note == f"routing: {flips} of 76 tokens use other experts than FP64, {flips} of them near ties"
+    assert gate(compared).exit_code == 0
+    e = next(e for e in compared.errors if (e.kind, e.layer, e.point) == ("forward", 0, "mlp_out"))
+    assert e.scopes["token"]["rel_l2"][0] > 0.5  # as far from FP64 as other experts are
+    assert 1 < e.ratio < 5
+    monkeypatch.setattr(pooled, "_routings", lambda *_: [])  # eight draws of rounding do not turn this tie
+    again = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs", fresh=True))
+    assert gate(again).exit_code == 1
+
+
+def turned(number, router, exact, layer=0):
+    """Return the experts of a draw, of two used, and whether its rows are parted after."""
+    routing = ExactRouting(len(exact))
+    routing.prepare(exact.shape[1], 2)
+    chosen = np.argsort(-exact, axis=1, kind="stable")[:, :2]
+    routing.choose(layer, 0, exact, chosen)
+    mine = TurnedRouting(routing, number, 4)
+    own = np.argsort(-router, axis=1, kind="stable")[:, :2]
+    return mine.choose(layer, 0, router, own), mine
+
+
+def test_one_draw_turns_a_tie_that_rounding_reaches():
+    exact = np.array([[3.0, 1.0, 0.9, -2.0], [3.0, 1.0, 0.0, -2.0], [1.0, 0.9, 3.0, -2.0]])
+    router = exact + 0.02 * np.array([1, -1, 1, -1])
+    assert turned(0, router, exact)[0].tolist() == [[0, 2], [0, 1], [2, 1]]
+    assert turned(1, router, exact)[0].tolist() == [[0, 1], [0, 1], [2, 0]]
+    assert turned(1, router, exact, layer=5)[0].tolist() == [[0, 2], [0, 1], [2, 1]]
+    assert turned(0, router, exact)[1].parted.tolist() == [True, False, True]
+
+
+def test_a_row_that_has_parted_is_turned_no_more():
+    exact = np.array([[3.0, 1.0, 0.9, -2.0]])
+    _, routing = turned(0, exact + 0.02 * np.array([1, -1, 1, -1]), exact)
+    far = np.array([[0.0, 5.0, 4.9, 3.0]])
+    assert routing.choose(4, 0, far, np.array([[1, 2]])).tolist() == [[1, 2]]
+
+
+def test_a_draw_that_turns_a_tie_by_itself_keeps_it():
+    exact, router = np.array([[3.0, 1.0, 0.99, -2.0]]), np.array([[3.0, 0.98, 1.01, -2.0]])
+    found, routing = turned(0, router, exact)
+    assert found.tolist() == [[0, 2]]
+    assert routing.parted.tolist() == [True]
+
+
+def test_where_every_expert_is_used_none_is_turned():
+    exact = np.array([[3.0, 2.9]])
+    assert turned(0, exact + 0.1, exact)[0].tolist() == [[0, 1]]
 
 
 def test_a_sum_that_is_normalised_is_bounded_by_its_true_size():

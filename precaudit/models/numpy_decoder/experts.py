@@ -18,6 +18,8 @@ def experts(c: Context, router: Array) -> Array:
     r, config = c.rounding, c.config
     e = r.exponential(np.exp(r.shifted(router - router.max(axis=1, keepdims=True))))
     chosen = np.argsort(-router, axis=1, kind="stable")[:, : config.experts_used]
+    if r.routing is not None and c.layer is not None:
+        chosen = r.routing.choose(c.layer, c.first, router, chosen)
     total = e.sum(axis=1, keepdims=True)
     if config.renormalise:
         total = np.take_along_axis(e, chosen, axis=1).sum(axis=1, keepdims=True)

@@ -86,7 +86,7 @@ def forward(
                         emit(first + i, at, point, values)
 
                     cached = None if decoding is None else decoding.roundings[n]
-                    here = model.context(layer, batch.positions, rounding, batch.turned)
+                    here = replace(model.context(layer, batch.positions, rounding, batch.turned), first=batch.row)
                     states[n][k] = _layer(here, states[n][k], batch, cached, points, at_layer)
             progress(layer)
         for made, rounding in zip(states, roundings, strict=True):
@@ -100,6 +100,7 @@ class Batch:
 
     ``spans``: the rows of each; ``positions``, ``turned`` [T]: of every row, and how long its sequence was when it was
     turned; ``earlier``: what came before each; ``decoded``: from which row on each attends over the cache, if any does.
+    ``row``: the number of their first row among those of all sequences.
     """
 
     first: int
@@ -108,6 +109,7 @@ class Batch:
     turned: Array
     earlier: Sequence[Earlier]
     decoded: Sequence[int] = ()
+    row: int = 0
 
 
 def divide_sequences(sizes: Sequence[int]) -> list[range]:
@@ -137,7 +139,7 @@ def _batches(sequences: Sequences) -> list[Batch]:
         edges = np.concatenate([[0], np.cumsum(sizes[mine])]).astype(int)
         spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         rows = np.concatenate(positions[mine]), np.concatenate(turned[mine])
-        found.append(Batch(some.start, spans, *rows, before[mine], decoded[mine]))
+        found.append(Batch(some.start, spans, *rows, before[mine], decoded[mine], sum(sizes[: some.start])))
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from precaudit.models.configs import DecoderConfig
 from precaudit.models.numpy_decoder.parted import dot_in_parts
 from precaudit.models.numpy_decoder.passes import matmul_products
+from precaudit.models.numpy_decoder.routing import Routing
 from precaudit.numbers.arrays import Array, identity, rescale_rounding, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.integers import InRows
@@ -48,7 +49,8 @@ class Rounding:
     maximum), exponential, running (a kernel's sums of blocks) and curve (tanh, the logistic function) are those of
     float32 arithmetic inside norm, softmax, attention and activation. operand: what a layer's projections multiply,
     which no compiler leaves out. part: a part of a product, as one of several devices makes it; ``splits``: the points
-    whose products are made in parts, and how these are added.
+    whose products are made in parts, and how these are added. ``routing``: which experts tokens use, where that is not
+    decided by their logits alone.
     """
 
     rope_table: Annotated[Cast, "rope"] = identity
@@ -84,6 +86,7 @@ class Rounding:
     rope_sine: Cast | None = None
     blocks: Blocks | None = None
     splits: tuple[tuple[str, SplitSum], ...] = ()
+    routing: Routing | None = None
 
     def product_of(self, point: str) -> Callable[[Array, Array], Array]:
         """Return the product of a projection that makes a point."""
@@ -111,9 +114,8 @@ class Rounding:
 
 
 FP64 = Rounding()
-PLACES = tuple(
-    f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "rope_sine", "blocks", "splits")
-)
+OTHERS = ("dot", "score_product", "rope_sine", "blocks", "splits", "routing")  # fields that are no place
+PLACES = tuple(f.name for f in fields(Rounding) if f.name not in OTHERS)
 _HINTS = get_type_hints(Rounding, include_extras=True)
 FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 

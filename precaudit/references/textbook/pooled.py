@@ -13,7 +13,8 @@ from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.models.numpy_decoder.honest import honest_forms
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.passes import with_sums
-from precaudit.models.numpy_decoder.rounding import of_policy, redrawn, single_precision_dot
+from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
+from precaudit.models.numpy_decoder.routing import ExactRouting, Routing, TurnedRouting
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
@@ -146,20 +147,34 @@ def add_members(shared: MemberPieces, piece: MemberPiece, tell: Advance) -> list
     mine = distinct[some.start : some.stop]
     declared = (of_policy(shared.policy, d) for d in (False, True))
     plain, decode = (replace(r, dot=with_sums(r.dot, sums_of(shared.sums))) for r in declared)
+    fed = fed_sequences(mine)
+    routings = _routings(shared.model.config, sum(map(len, fed.ids)), piece.seeds)
     decoding = None
     if shared.first is not None:
         first = shared.first[some.start : some.stop]
-        decoding = Decoding(first, [redrawn(decode, seed) for seed in piece.seeds])
+        decoding = Decoding(first, [FP64] * bool(routings) + [redrawn(decode, seed) for seed in piece.seeds])
+    drawn = [redrawn(plain, seed) for seed in piece.seeds]
+    if routings:
+        drawn = [replace(r, routing=routing) for r, routing in zip((FP64, *drawn), routings, strict=True)]
     found = [MemberErrors() for _ in range(1 if len(piece.seeds) == RUNS else len(piece.seeds))]
     forward(
         shared.model,
-        replace(fed_sequences(mine), decoding=decoding),
-        [redrawn(plain, seed) for seed in piece.seeds],
+        replace(fed, decoding=decoding),
+        drawn,
         some_wanted(shared.whole.wanted, some),
-        Adder(shared.whole, shared.config, mine, found).add,
+        Adder(shared.whole, shared.config, mine, found, bool(routings)).add,
         layers_told(tell, _what(shared), shared.model.config.layers),
     )
     return found
+
+
+def _routings(config: DecoderConfig, rows: int, seeds: range) -> list[Routing]:
+    """Return which experts FP64 and each draw use, where a model has experts: each near tie is turned in one draw."""
+    if not config.sparse:
+        return []
+    exact = ExactRouting(rows)
+    exact.prepare(config.experts, config.experts_used)
+    return [exact, *(TurnedRouting(exact, seed, RUNS) for seed in seeds)]
 
 
 def sums_of(name: str | None) -> Dot:
@@ -185,18 +200,24 @@ def sampled_rows(rows: int, sequences: int, vocab: int) -> Array:
 
 @dataclass(frozen=True)
 class Adder:
-    """Adds up what draws of the emulated policy leave, into one of ``found``, or each into its own."""
+    """Adds up what draws of the emulated policy leave, into one of ``found``, or each into its own.
+
+    ``exact_first``: whether FP64 goes before the draws.
+    """
 
     whole: Whole
     config: DecoderConfig
     sequences: Sequence[Sequenced]
     found: Sequence[MemberErrors]
+    exact_first: bool
     seen: Counter[tuple[int, int | None, str]] = field(default_factory=Counter)
 
     def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
         """Add one draw's error at one point."""
-        sequence, draw = self.sequences[i], self.seen[i, layer, point]
+        sequence, draw = self.sequences[i], self.seen[i, layer, point] - self.exact_first
         self.seen[i, layer, point] += 1
+        if draw < 0:
+            return
         into = self.found[min(draw, len(self.found) - 1)]
         reference = self.whole.of(sequence, layer, point)
         if reference is None:
