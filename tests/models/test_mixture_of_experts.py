@@ -29,6 +29,7 @@ from precaudit.schema.selection import Selection
 from precaudit.workflows.verbs import diagnose
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few
+from tests.helpers.tpus import needs_libtpu
 
 pytestmark = pytest.mark.usefixtures("neutral")
 
@@ -136,6 +137,20 @@ def test_a_router_that_rounds_where_its_policy_does_not_is_named(tmp_path):
     subject = load(str(FIXTURES / "qwen3-moe-gqa"), ROUTER, device="cpu", parts=parts)
     findings = diagnose(tmp_path / "run", subject=subject).findings
     assert {(f.point, f.cause) for f in findings} == {("router", "stored in bfloat16")}
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_router_that_reads_an_unrounded_norm_of_an_unrounded_sum_is_rounding(tmp_path):
+    """A v5e's compiler fuses the sum of squares with the residual, and the router reads the norm unrounded."""
+    subject = load(str(FIXTURES / "qwen3-moe-gqa"), ROUTER, device="tpu-predicted:v5e")
+    select = Selection.parse(points="resid_in,attn_proj,resid_mid,mlp_norm,router", phases="prefill,decode")
+    tokens = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))[::-1]
+    run = trace(subject, tmp_path / "run", [Prompt(id="b", tokens=tokens)], select, TraceOptions(decode_steps=5))
+    compared = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    assert gate(compared).exit_code == 0
+    made = [e for e in compared.errors if (e.kind, e.phase, e.point) == ("local", "decode", "router") and e.elided]
+    assert any("in its statistics" in how for e in made for how in e.elided.values())
 
 
 def test_a_router_in_float32_is_a_remedy_of_sparse_models_alone():

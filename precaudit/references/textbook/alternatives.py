@@ -10,7 +10,6 @@ import numpy as np
 
 from precaudit.models.numpy_decoder.honest import (
     FLOAT32_PRODUCTS,
-    ROUNDED_PRODUCTS,
     RowExecution,
     forms_of,
     on_single_rows,
@@ -27,9 +26,7 @@ from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.metrics.sizes import canonical, half_ulp
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import value
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
 
 DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
 UNIT = FORMATS["float32"].unit_roundoff
@@ -132,20 +129,31 @@ def unrounded_inputs(
     """
     if policy.excess_precision == "off":
         return
-    place = o.place
-    decode = place.phase == "decode"
-    device = device_kind(recorded.run.record.device)
     for j, producer in producers(recorded, model, o):
-        point, dtype = producer.place.point, producer.stored.dtype.name
-        base = rounding_at(recorded, policy, producer.place)
-        executed = RowExecution(device, decode, tpu_chooses(recorded, policy, producer.place))
-        for places in elisions(point, model.config, policy):
-            unrounded = base.eliding((*places, producer.row.place))
-            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, executed)
-            for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
-                kept = _rows_of_producer(o, j, producer, y)
-                if kept is not None:
-                    yield (point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+        for name, rounding in _handed_unrounded(recorded, model, producer, policy):
+            kept = _rows_of_producer(o, j, producer, producer.evaluate([rounding])[0])
+            if kept is not None:
+                yield name, [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+
+
+def _handed_unrounded(
+    recorded: Recorded, model: Model, producer: Operation, policy: Policy
+) -> Iterator[tuple[tuple[str, ...], Rounding]]:
+    """Yield the roundings of an operation whose result is handed on as it was before it was rounded."""
+    place, device = producer.place, device_kind(recorded.run.record.device)
+    base = rounding_at(recorded, policy, place)
+    executed = RowExecution(device, place.phase == "decode", tpu_chooses(recorded, policy, place))
+    sets = elisions(place.point, model.config, policy)
+    for places in sets:
+        unrounded = base.eliding((*places, producer.row.place))
+        made = on_single_rows(unrounded, producer.row, producer.stored.dtype.name, policy.scores, executed)
+        for how, rounding in made.items():
+            yield (place.point, *places, *how), rounding
+    if device == "tpu" and producer.row.kind == "norm":
+        for name, scaled in statistics_before(recorded, model, producer, policy):
+            for places in sets:
+                unrounded = replace(base.eliding((*places, producer.row.place)), norm_scale=scaled)
+                yield (place.point, *places, *name, "in its statistics"), unrounded
 
 
 def chained_inputs(
@@ -324,20 +332,3 @@ def _source(place: Place, name: str, layers: int) -> Place | None:
             return None
         layer, name = layer - 1, before
     return Place(place.prompt, place.phase, 0, layer if POINTS[name].per_layer else None, name)
-
-
-def single_rows(errors: list[ErrorRecord]) -> Iterator[str]:
-    """Yield what it costs that a device rounds the products of a single row before it sums them."""
-    local = [e for e in errors if e.kind == "local" and e.rel_l2 is not None]
-    found = [e for e in local if any(ROUNDED_PRODUCTS in how for how in (e.elided or {}).values())]
-    if not found:
-        return
-    points = {e.point for e in found}
-    alike = [value(e.rel_l2) for e in local if e.phase == "prefill" and e.point in points]
-    against = f", {np.median(alike):.1e} in prefill" if alike else ""
-    yield (
-        f"decode: {len(found)} operations ({', '.join(p for p in POINTS if p in points)}) rounded each product to "
-        f"{found[0].dtype} before the float32 sum, as XLA on a GPU does to products with one row: local error "
-        f"{np.median([value(e.rel_l2) for e in found]):.1e}{against}; ask for a float32 result "
-        "(preferred_element_type=jnp.float32) and round that, and it is not done"
-    )
