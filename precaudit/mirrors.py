@@ -26,7 +26,7 @@ from precaudit.errors import UserError
 from precaudit.writing import PART, temporary, write_whole
 
 LAZY = ".safetensors"  # what is read in ranges
-BLOCK = 32 << 20  # bytes asked for at once
+BLOCK = 4 << 20  # bytes of a file that are asked for at once: a request takes as long as so many bytes
 # What is written after all else: what resuming goes by, then what makes the rest valid.
 LAST = ("batches.jsonl", "compared.json", "compare.json", "dump.json", "program.json", "run.json")
 
@@ -60,7 +60,7 @@ class Mirror:
     state: State
     lock: Any = field(default_factory=threading.RLock)
     refreshed: bool = False
-    ranges: dict[Path, list[tuple[int, int]]] = field(default_factory=dict)
+    blocks: dict[Path, set[int]] = field(default_factory=dict)
 
     @property
     def bucket(self) -> Bucket:
@@ -96,22 +96,22 @@ class Mirror:
         if held is None or held.whole:
             return
         size, note = held.remote.size, self._note(name, held.remote)
-        begin, end = min(begin, size), size if end is None else min(end, size)
-        if begin == end or any(a <= begin and end <= b for a, b in self._ranges(note)):
+        end = size if end is None else min(end, size)
+        lacking = [i for i in range(begin // BLOCK, -(-end // BLOCK)) if i not in self._blocks(note)]
+        if not lacking:
             return
         with self._path(name).open("r+b") as file:
 
-            def fill(at: int) -> None:
-                data = self.bucket.read_range(name, at, min(at + BLOCK, end))
-                os.pwrite(file.fileno(), data, at)
+            def fill(i: int) -> None:
+                data = self.bucket.read_range(name, i * BLOCK, min((i + 1) * BLOCK, size))
+                os.pwrite(file.fileno(), data, i * BLOCK)
 
-            starts = range(begin, end, BLOCK)
-            with ThreadPoolExecutor(min(8, len(starts))) as pool:
-                list(pool.map(fill, starts))
+            with ThreadPoolExecutor(min(8, len(lacking))) as pool:
+                list(pool.map(fill, lacking))
             os.fsync(file.fileno())
         with self.lock, note.open("a") as lines:
-            lines.write(f"{begin} {end}\n")
-            self._ranges(note).append((begin, end))
+            lines.writelines(f"{i}\n" for i in lacking)
+            self._blocks(note).update(lacking)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -124,14 +124,13 @@ class Mirror:
             self.state = read_state(self.root) or State(self.state.url)  # none: the cache was cleared
             yield
 
-    def _ranges(self, note: Path) -> list[tuple[int, int]]:
-        """Return which bytes of a file are here."""
+    def _blocks(self, note: Path) -> set[int]:
+        """Return which blocks of a file are here."""
         with self.lock:
-            if note not in self.ranges:
-                lines = note.read_text().splitlines() if note.is_file() else []
-                pairs = [line.split() for line in lines]
-                self.ranges[note] = [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2]
-            return self.ranges[note]
+            if note not in self.blocks:
+                text = note.read_text() if note.is_file() else ""
+                self.blocks[note] = {int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")}
+            return self.blocks[note]
 
     def _bring_files(self, wanted: Mapping[str, RemoteFile], files: dict[str, HeldFile]) -> None:
         """Bring files, and make those that are read in ranges; add them to ``files``."""
@@ -220,7 +219,7 @@ class Mirror:
     def _note(self, name: str, remote: RemoteFile) -> Path:
         """Return the file that says which bytes of another are here."""
         inode = self._path(name).stat().st_ino
-        return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode}')}.ranges"
+        return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode} {BLOCK}')}.blocks"
 
 
 def mirrors() -> Path:

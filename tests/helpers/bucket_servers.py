@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import ClassVar
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from xml.sax.saxutils import escape
-
-import xxhash
 
 
 @dataclass
@@ -99,22 +98,27 @@ class Objects(BaseHTTPRequestHandler):
         path.write_bytes(data)
         return path
 
-    def media(self, data, **headers):
+    def media(self, path, **headers):
+        total = path.stat().st_size
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
-        a = int(first) if first else max(0, len(data) - int(last))
-        b = min(int(last), len(data) - 1) if first and last else len(data) - 1
-        where = f"bytes {a}-{b}/{len(data)}"
-        part = data[a : b + 1]
+        a = int(first) if first else max(0, total - int(last))
+        b = min(int(last), total - 1) if first and last else total - 1
+        where = f"bytes {a}-{b}/{total}"
+        with path.open("rb") as file:
+            file.seek(a)
+            part = file.read(b + 1 - a)
         self.answer(part, 206 if "Range" in self.headers else 200, Content_Range=where, **headers)
 
 
 def generation(path):
-    """Return a number that is another when a file's bytes or time are."""
+    """Return a number that is another when a file was written anew."""
     stat = path.stat()
-    return str(xxhash.xxh3_64_intdigest(path.read_bytes() + str(stat.st_mtime_ns).encode()) >> 2)
+    return str(stat.st_mtime_ns + stat.st_size)
 
 
 class Google(Objects):
+    pending: ClassVar[dict[str, bytes]] = {}
+
     def about(self, path):
         return {
             "kind": "storage#object",
@@ -142,16 +146,30 @@ class Google(Objects):
         elif query.get("alt") != "media":
             self.answer(json.dumps(self.about(file)).encode())
         else:
-            self.media(file.read_bytes(), x_goog_generation=generation(file))
+            self.media(file, x_goog_generation=generation(file))
 
     def do_POST(self):
-        """Take an upload: metadata and bytes, one after another between boundaries."""
+        """Take an upload: metadata and bytes between boundaries; of a large file one request begins, others bring."""
         if self.refused("upload"):
             return
-        path, _ = self.query()
+        path, query = self.query()
         if "/b/bucket" not in path:
             self.body()
             self.answer(b'{"error": {"code": 404, "message": "no such bucket"}}', 404)
+            return
+        if query.get("uploadType") == "resumable":
+            key = json.loads(self.body())["name"]
+            self.pending[key] = b""
+            where = f"http://{self.headers['Host']}{path}?{urlencode({'upload_id': key})}"
+            self.answer(b"{}", Location=where)
+            return
+        if key := query.get("upload_id"):
+            self.pending[key] += self.body()
+            have, total = len(self.pending[key]), int(self.headers["Content-Range"].rpartition("/")[2])
+            if have < total:
+                self.answer(code=308, Range=f"bytes=0-{have - 1}")
+            else:
+                self.answer(json.dumps(self.about(self.store(key, self.pending.pop(key)))).encode())
             return
         boundary = self.headers["Content-Type"].partition("boundary=")[2].strip("\"'").encode()
         parts = self.body().split(b"--" + boundary)
@@ -193,7 +211,7 @@ class Amazon(Objects):
             self.error(404, "NoSuchKey")
         else:
             when = formatdate(1767225600, usegmt=True)
-            self.media(file.read_bytes(), ETag=f'"{generation(file)}"', Last_Modified=when)
+            self.media(file, ETag=f'"{generation(file)}"', Last_Modified=when)
 
     do_HEAD = do_GET
 

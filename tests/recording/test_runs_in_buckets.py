@@ -71,8 +71,7 @@ def test_a_run_lives_in_a_bucket(google, tmp_path, monkeypatch, capsys):
     assert f"Records: {where}/errors.jsonl" in said
     assert str(tmp_path) not in said
     ranges = [asked for _, key, asked in faults.asked if key == "models/llama/model.safetensors" and asked]
-    assert len(ranges) > 20
-    assert len(set(ranges)) * 2 == len(ranges)  # once on each machine
+    assert len(ranges) == 2  # once on each machine
     assert run(["baseline", where, "-o", "gs://bucket/baseline.jsonl"]) == 0
     assert run(["gate", where, "--baseline", "gs://bucket/baseline.jsonl"]) == 0
     assert {p.name for p in (root / "runs" / "m").iterdir()} >= {"run.json", "errors.jsonl", "compare.json"}
@@ -174,7 +173,7 @@ def test_a_run_lives_in_a_bucket_of_s3(tmp_path, monkeypatch, capsys):
         assert run(["compare", where, "--accum", "none", "--model", model]) == 0
         assert run(["gate", where]) == 0
         ranges = [asked for _, key, asked in faults.asked if key == "models/llama/model.safetensors" and asked]
-        assert len(ranges) > 20
+        assert ranges
         said = refused(capsys, "trace", str(FIXTURES / "llama-gqa"), *trace[2:4], "-o", "s3://none/m", *SMALL)
         assert said.startswith("precaudit: s3://none/m: cannot be written: no such bucket or file")
         faults.reads_refused = True

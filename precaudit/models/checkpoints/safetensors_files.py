@@ -36,7 +36,6 @@ ANYTHING = WORDS | {
     "I64": "int64",
 }  # of programs and dumps
 NOTHING: Mapping[str, str] = MappingProxyType({})
-HEAD = 1 << 16  # bytes of a file in a bucket that are asked for first; headers are often shorter
 MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 
 
@@ -56,7 +55,7 @@ def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Tens
     ``also``: formats to take that no model has, ``WORDS`` or ``ANYTHING``.
     """
     size = path.stat().st_size
-    bring(path, 0, HEAD)
+    bring(path, 0, 8)
     with path.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
