@@ -25,6 +25,17 @@ from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.writing import PART, temporary, write_whole
 
+UNREAD = (
+    ".bin",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".ot",
+    ".pt",
+    ".pth",
+    ".tflite",
+)  # large, and read by nobody here
 LAZY = ".safetensors"  # what is read in ranges
 BLOCK = 4 << 20  # bytes of a file that are asked for at once: a request takes as long as so many bytes
 # What is written after all else: what resuming goes by, then what makes the rest valid.
@@ -70,11 +81,11 @@ class Mirror:
     def refresh(self) -> None:
         """Make what is here what the bucket has; what changed here and is not there is written there first."""
         with self._alone():
-            listed = self.bucket.list_files()
+            listed = self._list()
             known = {name: held.remote for name, held in self.state.files.items()}
             if listed == known and (changed := self.list_changes()[0]):  # never deletes there: a cache may be cleared
                 self._push(changed)
-                listed = self.bucket.list_files()
+                listed = self._list()
             files = {name: x for name, x in self.state.files.items() if x.remote == listed.get(name)}
             files = {name: x for name, x in files.items() if _local(self._path(name), x.whole) == x.local}
             self._delete_others(listed)
@@ -100,18 +111,21 @@ class Mirror:
         lacking = [i for i in range(begin // BLOCK, -(-end // BLOCK)) if i not in self._blocks(note)]
         if not lacking:
             return
-        with self._path(name).open("r+b") as file:
+        try:
+            with self._path(name).open("r+b") as file:
 
-            def fill(i: int) -> None:
-                data = self.bucket.read_range(name, i * BLOCK, min((i + 1) * BLOCK, size))
-                os.pwrite(file.fileno(), data, i * BLOCK)
+                def fill(i: int) -> None:
+                    data = self.bucket.read_range(name, i * BLOCK, min((i + 1) * BLOCK, size))
+                    os.pwrite(file.fileno(), data, i * BLOCK)
 
-            with ThreadPoolExecutor(min(8, len(lacking))) as pool:
-                list(pool.map(fill, lacking))
-            os.fsync(file.fileno())
-        with self.lock, note.open("a") as lines:
-            lines.writelines(f"{i}\n" for i in lacking)
-            self._blocks(note).update(lacking)
+                with ThreadPoolExecutor(min(8, len(lacking))) as pool:
+                    list(pool.map(fill, lacking))
+                os.fsync(file.fileno())
+            with self.lock, note.open("a") as lines:
+                lines.writelines(f"{i}\n" for i in lacking)
+                self._blocks(note).update(lacking)
+        except OSError as error:
+            raise UserError(f"{self.bucket.named(name)}: cannot be kept here: {error.strerror or error}") from None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -123,6 +137,9 @@ class Mirror:
             fcntl.flock(file, fcntl.LOCK_EX)
             self.state = read_state(self.root) or State(self.state.url)  # none: the cache was cleared
             yield
+
+    def _list(self) -> dict[str, RemoteFile]:
+        return {name: x for name, x in self.bucket.list_files().items() if not name.endswith(UNREAD)}
 
     def _blocks(self, note: Path) -> set[int]:
         """Return which blocks of a file are here."""

@@ -1,5 +1,6 @@
 """Folders here that follow buckets: what is brought, what is written, in which order, and what a failure leaves."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -232,6 +233,34 @@ def test_what_another_process_deletes_here_is_not_deleted_in_the_bucket(memory, 
     shutil.rmtree(mirrors())
     commit(folder)
     assert files(memory) == {"m/run.json": "1", "m/a": "1", "m/new": "n"}
+
+
+def test_weights_that_nobody_reads_here_stay_where_they_are(memory):
+    for name in ("config.json", "pytorch_model.bin", "original/consolidated.00.pth"):
+        memory.pipe_file(f"/b/m/{name}", b"1")
+    folder = local_path("memory://b/m")
+    assert [p.name for p in folder.rglob("*")] == ["config.json"]
+    (folder / "config.json").unlink()
+    commit(folder)
+    assert files(memory) == {"m/pytorch_model.bin": "1", "m/original/consolidated.00.pth": "1"}
+
+
+def test_a_disk_that_is_full_is_said_in_a_line(memory, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    memory.pipe_file("/b/m/x.safetensors", save({"a": np.zeros(9)}))
+    path = local_path("memory://b/m") / "x.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr("precaudit.mirrors.os.pwrite", full)
+        with pytest.raises(UserError, match=r"^memory://b/m/x.safetensors: cannot be kept here: No space left"):
+            bring(path)
+    bring(path)
+    assert path.read_bytes() == save({"a": np.zeros(9)})
+    memory.pipe_file("/b/m/large", b"1" * 100)
+    monkeypatch.setattr("precaudit.mirrors.shutil.disk_usage", lambda _: type("Usage", (), {"free": 9})())
+    with pytest.raises(UserError, match=r"are to be brought here, and the cache's disk has"):
+        local_path("memory://b/m")
 
 
 def test_bytes_that_are_cut_off_are_not_taken(memory, monkeypatch):
