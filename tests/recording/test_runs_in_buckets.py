@@ -131,6 +131,40 @@ def test_a_bucket_that_may_not_be_read_or_is_not_there_is_said_in_a_line(google,
         assert said.startswith("precaudit: gs://bucket/m: cannot be read with the rights that this user has")
 
 
+PROGRAM = """
+import jax.numpy as jnp
+import numpy as np
+from precaudit import Program
+
+def call(w, x):
+    return jnp.tanh(x @ w)
+
+w, x = (np.linspace(-1, 1, n * 16, dtype=np.float32).reshape(n, 16) for n in (16, 4))
+program = Program(call, w, {"a": (x,), "b": (x + 1,), "c": (x - 1,)})
+"""
+
+
+@pytest.mark.slow  # 7 s
+def test_a_program_s_run_goes_on_in_a_bucket_case_by_case(google, tmp_path, monkeypatch, capsys):
+    root, faults = google
+    (tmp_path / "own.py").write_text(PROGRAM)
+    program, where = f"{tmp_path}/own.py:program", "gs://bucket/p"
+    faults.after = 7
+    said = refused(capsys, "trace", program, "-o", where)
+    assert said.startswith(f"precaudit: {where}: cannot be written with the rights that this user has")
+    faults.after = None
+    another_machine(tmp_path, monkeypatch)
+    there = {p.name: p.stat().st_mtime_ns for p in (root / "p" / "tensors").iterdir()}
+    assert there
+    assert run(["trace", program, "-o", where, "--resume"]) == 0
+    kept = {p.name: p.stat().st_mtime_ns for p in (root / "p" / "tensors").iterdir()}
+    assert len([name for name, time in there.items() if kept[name] == time]) >= 3  # a case: its points, inputs, outputs
+    another_machine(tmp_path, monkeypatch)
+    assert run(["compare", where, "--program", program]) == 0
+    assert run(["gate", where]) == 0
+    assert f"{where}" in capsys.readouterr().out
+
+
 def test_a_run_that_is_replaced_is_gone_before_the_new_one_is_there(google, tmp_path, monkeypatch, capsys):
     root, faults = google
     (tmp_path / "p.jsonl").write_text(PROMPTS[0])
@@ -190,7 +224,7 @@ def test_references_of_one_machine_are_read_by_another(google, tmp_path, monkeyp
     made = precaudit.trace(model, where, prompts=tmp_path / "p.jsonl", **asked)
     assert made.record.finished is not None
     monkeypatch.setenv("PRECAUDIT_REFERENCES", "gs://bucket/references")
-    first = precaudit.compare(where, accum=())
+    first = precaudit.compare(urls.local_path(where), accum=())
     kept = list((root / "references").rglob("*.fp64"))
     assert kept
     another_machine(tmp_path, monkeypatch)
