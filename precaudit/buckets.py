@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, close
 from precaudit.writing import PART
 
 URL = re.compile(r"([a-z][a-z0-9+.-]*)://\S+")
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # of setup.cfg, by protocol
-HERE = {"file", "local", "simplecache", "filecache", "blockcache", "cached", "reference", "dir"}  # no buckets
+HERE = {"local", "simplecache", "filecache", "blockcache", "cached", "reference", "dir"}  # no buckets
 WAITS = (0.2, 0.4, 0.8)  # seconds before a bucket is asked again; gcsfs and s3fs wait and ask again themselves
 LOUD = ("gcsfs", "google.auth", "s3fs", "aiobotocore", "botocore", "fsspec")  # they log what they raise as well
 IDENTITY = ("generation", "ETag", "etag", "md5Hash", "mtime", "updated", "LastModified", "last_modified", "created")
@@ -143,6 +143,14 @@ class Bucket:
 def is_url(text: str) -> bool:
     """Whether a text is a URL of a kind that fsspec knows."""
     return (found := URL.fullmatch(text)) is not None and found[1] in _protocols()
+
+
+def check_known(text: str) -> None:
+    """Raise UserError for a URL of a kind that nothing opens."""
+    if (found := URL.fullmatch(text)) is not None and found[1] not in _protocols():
+        raise UserError(
+            f"{text}: nothing opens {found[1]}://{close(found[1], _protocols()) or '; gs://, s3:// and others'}"
+        )
 
 
 @lru_cache(maxsize=1)

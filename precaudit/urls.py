@@ -14,6 +14,7 @@ from precaudit.mirrors import Mirror, State, mirror_root, mirrors, read_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FILE = "file://"
 _MIRRORS: dict[Path, Mirror] = {}
 
 
@@ -22,6 +23,8 @@ def local_path(url: str, anew: bool = True) -> Path:
 
     ``anew``: look again at what this process has looked at.
     """
+    if url.startswith(FILE):
+        return Path(url.removeprefix(FILE))
     root = mirror_root(url)
     if not anew and root in _MIRRORS:
         return root

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from precaudit.buckets import is_url
+from precaudit.buckets import check_known, is_url
 from precaudit.urls import local_path
 
 NO_PATHS = ("--text", "--scheduler", "--coordinator")  # options whose values may look like URLs
@@ -18,6 +18,9 @@ def paths_for(arguments: Sequence[str]) -> list[str]:
     found = []
     for before, word in zip(("", *arguments), arguments, strict=False):
         name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        text = not (before in NO_PATHS or name in NO_PATHS) and is_url(value)
-        found.append(f"{name}{equals}{local_path(value)}" if text else word)
+        if before in NO_PATHS or name in NO_PATHS or "://" not in value:
+            found.append(word)
+            continue
+        check_known(value)
+        found.append(f"{name}{equals}{local_path(value)}" if is_url(value) else word)
     return found

@@ -201,6 +201,9 @@ def test_only_urls_of_buckets_become_paths(memory):
     assert paths_for(words) == words
     assert paths_for(["watch", "s.py", "s3://b"]) == ["watch", "s.py", "s3://b"]
     assert not is_url("FILE.py:NAME")
+    assert paths_for(["gate", "file:///tmp/m"]) == ["gate", "/tmp/m"]
+    with pytest.raises(UserError, match=r"^s33://b/m: nothing opens s33://; did you mean 's3'\?$"):
+        paths_for(["gate", "s33://b/m"])
     path, option = paths_for(["memory://b/p.jsonl", "--prompts=memory://b/p.jsonl"])
     assert Path(path).read_text() == "{}"
     assert option == f"--prompts={path}"
