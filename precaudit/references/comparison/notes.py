@@ -25,7 +25,7 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
     """Yield how many tokens use other experts than FP64, and how many of those FP64 held for a tie.
 
     Near: FP64's router logits of an expert that came in and one that fell out differ by at most NEAR σ, σ the rms error
-    of the layer's router logits under the emulated policy.
+    of the layer's router logits under the emulated policy, or of this row's where that is larger.
     """
     route = next(p for p in POINTS.values() if p.kind == "route")
     chosen_at, router = route.name, route.inputs[0]
@@ -37,7 +37,8 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
             key = Place(prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:
                 continue
-            sigma = float(np.sqrt(energy.sum() / (len(energy) * logits.shape[1])))
+            rows_rms = np.sqrt(np.asarray(energy).sum(axis=-1) / logits.shape[1])
+            sigma = float(np.sqrt(np.mean(rows_rms**2)))
             chosen = recorded.run.tensor(recorded.index[key]) != 0
             for at, mine in zip(unpack_positions(recorded.index[key]), chosen, strict=True):
                 theirs, rows = exact[at] != 0, rows + 1
@@ -45,7 +46,7 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
                 if len(came) or len(fell):
                     flips += 1
                     apart = np.abs(came[:, None] - fell[None, :])
-                    near += bool(len(came) == len(fell) and apart.max() <= NEAR * sigma)
+                    near += bool(len(came) == len(fell) and apart.max() <= NEAR * max(sigma, float(rows_rms[at])))
     if rows:
         ties = f", {near} of them near ties" if flips else ""
         yield f"routing: {flips} of {rows} tokens use other experts than FP64{ties}"
