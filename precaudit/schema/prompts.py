@@ -91,7 +91,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str, tuple[int, ...]]
 def check_tokens(name: str, tokens: Sequence[int], more: int, vocab: int, context: int) -> None:
     """Raise UserError where a prompt has no token, one outside the vocabulary, or does not fit the context."""
     if not tokens:
-        raise UserError(f"prompt {name!r}: the model's tokenizer makes no token of it; give token ids")
+        raise UserError(f"prompt {name!r}: it is empty: the tokenizer makes no token of it")
     for i, token in enumerate(tokens):
         if not 0 <= token < vocab:
             raise UserError(f"prompt {name!r}: token id {token} at position {i} is outside the vocabulary of {vocab}")
