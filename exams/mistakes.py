@@ -502,8 +502,8 @@ MISTAKES = (
     M("exp by Schraudolph", "softmax", schraudolph, "probs", "semantics", "exp by Schraudolph's bits, no shift"),
     # numbers that are fitted
     M("scale × 0.98", "scores", scaled(lambda _k: 0.98), "scores", "semantics", "scale × √K 0.98"),
-    M("epsilon 1e-6", "norm", with_epsilon(1e-6), "attn_norm", "semantics", "epsilon 1e-06", F32, **FIRST),
-    M("epsilon 3e-6", "norm", with_epsilon(3e-6), "attn_norm", "semantics", "epsilon 3e-06", F32, **FIRST),
+    M("epsilon 1e-6", "norm", with_epsilon(1e-6), "attn_norm", "semantics", "epsilon 1e-6", F32, **FIRST),
+    M("epsilon 3e-6", "norm", with_epsilon(3e-6), "attn_norm", "semantics", "epsilon 3e-6", F32, **FIRST),
     M("RoPE base 500000", "rope", other_base, "q", "semantics", "RoPE base 500000", whole=True, at=0),
     M("RoPE off by three", "rope", rope_off(3), "q", "semantics", "offset of positions 3", **FIRST),
     M("logits × 1.01", "logits", scaled_logits, "logits", "semantics", "logit scale 1.01", whole=True),

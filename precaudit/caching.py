@@ -60,6 +60,7 @@ COMPARES = (
     "recording/opening.py",
     "recording/programs",
     "references",
+    "schema/digits.py",
     "schema/limits",
     "schema/predictions.py",
 )

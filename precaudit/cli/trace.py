@@ -216,11 +216,11 @@ def _on_interrupt(folders: Sequence[Path]) -> Iterator[None]:
 
 def _warn(run: Any) -> None:
     """Say where capturing changed what the program computes."""
-    from precaudit.schema.records.base import value
+    from precaudit.schema.digits import digits
 
     for n in run.record.neutrality:
         if not n.bitwise:
-            say(f"warning: recording changed the {n.phase} logits by up to {value(n.max_diff):.2g}", err=True)
+            say(f"warning: recording changed the {n.phase} logits by up to {digits(n.max_diff, 2)}", err=True)
 
 
 def _deliver_recorded(found: Sequence[Any]) -> None:
@@ -246,8 +246,8 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
     from precaudit.recording.runs.programs import points_text
     from precaudit.recording.tracing.predicting import target_of
+    from precaudit.schema.digits import digits
     from precaudit.schema.policies import parse_settings
-    from precaudit.schema.records.base import value
     from precaudit.schema.selection import names_in, parse_layers
 
     given = context.params
@@ -290,7 +290,7 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:
-            say(f"warning: taps changed the outputs of {n.case} by up to {value(n.max_diff):.2g}", err=True)
+            say(f"warning: taps changed the outputs of {n.case} by up to {digits(n.max_diff, 2)}", err=True)
     r = run.record
     if strict:
         say(f"note: {r.warnings[0]}")

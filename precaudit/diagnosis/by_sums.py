@@ -3,6 +3,7 @@
 from typing import Any
 
 from precaudit.diagnosis.evidence.records import Finding
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -20,7 +21,7 @@ def by_sums(e: ErrorRecord, fails: str, more: str, shared: dict[str, Any]) -> Fi
         return Finding(kind="unknown", cause=NOT_FINITE, says=says, explained=None, equal=None, second=None, **held)
     gain, off = value(e.gain or 0.0), value(e.rel_l2 or 0.0)
     scaled = abs(gain) > ALIGNED * off
-    size = f"; its values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}" if scaled else ""
+    size = f"; its values are {digits(100 * abs(gain), 2)} % too {'large' if gain > 0 else 'small'}" if scaled else ""
     says = f"seeded sums of its rows are not those that {_made_of(e)}{size}. {_unseen(more)}"
     return Finding(kind="unknown", cause=CAUSE, says=says, explained=None, equal=None, second=None, **held)
 

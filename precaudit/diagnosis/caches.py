@@ -12,6 +12,7 @@ from precaudit.references.cached import MADE, CachePair
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.forms import quantiser
+from precaudit.schema.digits import digits
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.places import spans
 
@@ -40,7 +41,9 @@ def name_cache(
     left = float(row_distances(seen[off], factor * wanted[off]).max()) if factor else np.inf
     if left <= SAME and at == list(range(at[0], int(slots.max()) + 1)):
         short = next(x for d in range(17) if abs((x := float(f"{factor:.{d}e}")) / factor - 1) <= SAME)
-        return NamedOperation(OTHER, f"it is times {short:.6g} from {from_slot(at[0], last.seen.shape[1])}", left)
+        return NamedOperation(
+            OTHER, f"it is times {digits(short, 6)} from {from_slot(at[0], last.seen.shape[1])}", left
+        )
     if (state := _held_instead(last, case)).cause != FOREIGN:
         return NamedOperation(state.cause, state.says, 0.0, state.kind)
     formula = _formula_of_rows(book, beside, pair, suspect)

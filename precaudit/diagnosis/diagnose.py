@@ -34,6 +34,7 @@ from precaudit.references.mutations.variants import Variant
 from precaudit.references.textbook.formula import recorded_program
 from precaudit.schema.brief import Brief
 from precaudit.schema.coverage import config_of
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import declared_policy, held_weights
@@ -259,7 +260,7 @@ def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, m
     if not far and not pairs:
         return
     together = next((v for v in far if v.metric in METRICS), None)
-    size = "" if together is None else f", {value(together.value or 0.0):.2g} × the error of rounding {together.text}"
+    size = "" if together is None else f", {digits(together.value or 0.0, 2)} × the error of rounding {together.text}"
     single = sum(v.metric not in METRICS for v in far)
     off = f"{single} forward errors and {len(pairs)} predictions of two views fail{size}"
     says = f"{off}, and no recorded operation does: {more}"

@@ -14,6 +14,7 @@ from precaudit.judging.rules import judge_pair, parts_beyond_rounding
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.forward import NotChained
+from precaudit.schema.digits import digits
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -40,14 +41,16 @@ def view_findings(
         if other:
             worst = max(value(p.f64_apart or 0.0) for p in other)
             parting = where_apart(opened, load(), other[0])
-            says = f"{view} is not the function that {against} is: FP64 logits are up to {worst:.1e} apart at {at}"
+            says = (
+                f"{view} is not the function that {against} is: FP64 logits are up to {digits(worst, 2)} apart at {at}"
+            )
             if parting is not None and parting.point:
                 says += f", first {parting.point}{step_text(parting.step)} ({parting.source})"
             yield _finding("semantics", f"{view} is not {against}", says, its, parting)
         else:
             far = [p.kl_ratio or 0.0 for p in its if parts_beyond_rounding(p)]
             says = (
-                f"the KL of {view} and {against} is {max(far):.3g} × that of rounding"
+                f"the KL of {view} and {against} is {digits(max(far))} × that of rounding"
                 if far
                 else f"top-1 of {view} or {against} is neither FP64's nor a near tie"
             )

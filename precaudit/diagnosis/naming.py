@@ -23,6 +23,7 @@ from precaudit.references.mutations.parts import added_number, scaled_parts
 from precaudit.references.mutations.products import narrow_constants
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.sequences import Tokens
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.metrics.sizes import canonical
@@ -96,7 +97,11 @@ def name_formula(book: MappedTextbook, beside: Shown, pair: Pair, suspect: bool 
         return NamedOperation(UNNAMED, "it has NaN or infinity in FP64, too", 1.0)
     if not sure:
         return None
-    near = f"; nearest: {best[1].says}, with an error of {best[0]:.1e}" if best is not None and best[0] <= NEAR else ""
+    near = (
+        f"; nearest: {best[1].says}, with an error of {digits(best[0], 2)}"
+        if best is not None and best[0] <= NEAR
+        else ""
+    )
     says = f"no known formula gives it from its own inputs{near}"
     return NamedOperation(UNNAMED, says, 1.0, pair=_part(beside, pair, each))
 
@@ -175,7 +180,7 @@ def _entering(book: MappedTextbook, beside: Shown, pair: Pair) -> NamedOperation
         return None
     if pair.layer == 0 and norms(seen - factor * wanted).max() <= SAME * size:
         should = book.config.embed_scale
-        says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
+        says = f"embedding rows are times {digits(factor * should, 6)}, the configuration says {digits(should, 6)}"
         return NamedOperation("embedding factor", says, 0.0)
     return NamedOperation(
         UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0
@@ -200,8 +205,8 @@ def _fit_number(fit: Fit, left: Callable[[Form], float]) -> float | None:
     if not left(fit.form(x)) <= 1e3 * SAME:
         return None
     allowed = min(SAME, max(EXACT, 2 * left(fit.form(x))))
-    for digits in range(12):
-        short = float(f"{x:.{digits}e}")
+    for places in range(12):
+        short = float(f"{x:.{places}e}")
         if left(fit.form(short)) <= allowed:
             return short
     return None

@@ -51,6 +51,7 @@ from precaudit.references.mutations.declared import place_names
 from precaudit.references.names_map import Names
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.schema.brief import Brief
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, calls_text
@@ -209,11 +210,11 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
             continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
         at = list(worst.index) if isinstance(worst.index, tuple) else worst.index
-        limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
+        limit = "" if worst.limit is None else f" of at most {digits(worst.limit)}"
         says = (
             "it has NaN or infinity, and no operation was found that makes it"
             if worst.status == "nonfinite"
-            else f"its equations' rounding does not explain {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
+            else f"its equations' rounding does not explain {worst.metric} {digits(worst.value or 0.0)}{limit} at "
             f"{worst.scope} {at}, from recorded inputs"
         )
         why = StatedCause("unknown", UNNAMED, f"{says} ({source.get(point, '')})")

@@ -11,6 +11,7 @@ from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.forms import Inputs, evaluate_form, usual_form
 from precaudit.references.mutations.minimising import logarithmic, minimise
+from precaudit.schema.digits import digits
 from precaudit.schema.limits.checks import SAME
 
 OTHER = "another scale of slots"
@@ -36,11 +37,11 @@ def other_scale(each: Sequence[Inputs], seen: Sequence[Array], slots: int | None
     for read, which in READ.items():
         left = _distance_with_factor(each, seen, first, which)
         factor = minimise(left, GRID, whole=False)
-        for digits in range(8):
-            short = float(f"{factor:.{digits}e}")
+        for places in range(8):
+            short = float(f"{factor:.{places}e}")
             if left(short) <= SAME:
                 return NamedOperation(
-                    OTHER, f"{read} are read times {short:.6g} from {from_slot(first, slots)}", left(short)
+                    OTHER, f"{read} are read times {digits(short, 6)} from {from_slot(first, slots)}", left(short)
                 )
     return None
 

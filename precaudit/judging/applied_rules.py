@@ -14,6 +14,7 @@ from precaudit.judging.rules import judge
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.recording.runs.unique import UniqueHashes
+from precaudit.schema.digits import digits
 from precaudit.schema.filed import without_collector
 from precaudit.schema.limits import Limits
 from precaudit.schema.places import Place
@@ -95,7 +96,13 @@ class Rules:
         if keeps_limit("rel_l2", size, limit):
             return verdict
         return Verdict.of(
-            e, "fail", metric="rel_l2", scope="tensor", value=size, limit=limit, why=f"--limit {e.kind}={limit:g}"
+            e,
+            "fail",
+            metric="rel_l2",
+            scope="tensor",
+            value=size,
+            limit=limit,
+            why=f"--limit {e.kind}={digits(limit, 6)}",
         )
 
     def _judge_by_budgets(self, e: ErrorRecord, its: Sequence[RunBudget]) -> Verdict | None:

@@ -20,11 +20,11 @@ from precaudit.schema.coverage import (
     recorded_in,
     summed_places,
 )
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.limits import Limits
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.policies import KEYS, Policy
-from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import PointRecord, Requested
@@ -179,7 +179,7 @@ def disturbances(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Ite
                 prompt=", ".join(n.prompts),
                 phase=n.phase,
                 step=n.step,
-                text=f"recording changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}"
+                text=f"recording changed the {n.phase} logits ({size}) by up to {digits(n.max_diff)}"
                 f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
                 "excess_precision=off, and look again",
             )
@@ -202,7 +202,7 @@ def _more(times: float, limits: Limits) -> str:
     """Return how a change compares with rounding, in words."""
     if math.isinf(times):
         return ", and there is no noise of their rounding to compare that with (it needs recorded logits, and weights)"
-    return f", {times:.3g} × the noise of their rounding (at most {limits.ratio.at(1):g})"
+    return f", {digits(times)} × the noise of their rounding (at most {digits(limits.ratio.at(1), 6)})"
 
 
 def missing_pairs(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict]:

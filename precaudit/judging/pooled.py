@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from precaudit.judging.verdicts import Verdict
+from precaudit.schema.digits import digits
 from precaudit.schema.limits import Limits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -73,7 +74,7 @@ class ForwardPool:
                 continue
             told = f"in the median of {records} records of {n} prompt{'s' if n > 1 else ''}"
             gain = samples.typical(samples.gains)
-            signed = f"{told}: values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}"
+            signed = f"{told}: values are {digits(100 * abs(gain), 2)} % too {'large' if gain > 0 else 'small'}"
             ratio, over = samples.typical(samples.ratios), samples.typical(samples.over)
             allowed = (limits.pooled, limits.pooled_gain)
             if wide:

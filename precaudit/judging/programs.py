@@ -15,10 +15,10 @@ from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import CARRIED, PAIRS, Opened, ProgramRun, file_of, judged_places
 from precaudit.schema import predictions
+from precaudit.schema.digits import digits
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import ORDER, Place
-from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
@@ -336,7 +336,7 @@ def notes(opened: Opened) -> list[str]:
         told.append("two entry points share no position whose tokens are known (Entry(tokens=…) says where)")
     if not changed:
         return [*told, "taps changed no bit of the outputs"]
-    worst = ", ".join(f"{n.case} by up to {value(n.max_diff):.2g}" for _, n in changed[:3])
+    worst = ", ".join(f"{n.case} by up to {digits(n.max_diff, 2)}" for _, n in changed[:3])
     return [
         *told,
         f"taps changed the outputs ({worst}): another rounding, or the compiler fused differently",

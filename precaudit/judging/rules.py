@@ -1,6 +1,7 @@
 """The verdict rule: one record in, one verdict out (docs/numerics.md, verdict)."""
 
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import (
@@ -101,10 +102,10 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     if not p.finite:
         return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     if p.f64_apart is not None:
-        apart = f"FP64 logits of {p.view} differ from those of {p.against} by {value(p.f64_apart):.1e}"
+        apart = f"FP64 logits of {p.view} differ from those of {p.against} by {digits(p.f64_apart, 2)}"
         return Verdict.of_pair(p, "fail", text=f"{apart}: they are not one function", value=value(p.f64_apart))
     if parts_beyond_rounding(p):
-        text = f"KL of {value(p.kl):.2g} nats at position {p.position}, {p.kl_ratio:.3g} × that of rounding"
+        text = f"KL of {digits(p.kl, 2)} nats at position {p.position}, {digits(p.kl_ratio)} × that of rounding"
         limit = default_limits().kl.value * value(p.kl_noise)
         return Verdict.of_pair(p, "fail", metric="kl", text=text, value=value(p.kl), limit=limit)
     if p.agree:

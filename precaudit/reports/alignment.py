@@ -4,6 +4,7 @@ from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.alignment.records import Aligned, Unaligned
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits
 
 
 def alignment_report(aligned: Aligned) -> Report:
@@ -16,7 +17,7 @@ def alignment_report(aligned: Aligned) -> Report:
         first = Headline("?", f"{len(lost)} parameters of {a} are nowhere in {b}; the others are there, every one")
     else:
         first = Headline("✓", f"every parameter of {a} is in {b}, and the other way round")
-    rows = tuple((p.parameter, p.tensors, p.how, f"{p.found:.4g}") for p in parts)
+    rows = tuple((p.parameter, p.tensors, p.how, digits(p.found, 4)) for p in parts)
     words = ("parameter", "tensors", "how")
     sections = (
         Section(lines=tuple(m.sentence for m in mistakes)),
@@ -29,7 +30,7 @@ def alignment_report(aligned: Aligned) -> Report:
 
 def _points_table(one: EntryPoints) -> Table:
     rows = tuple(
-        (p.point, p.series.name, p.axes, f"{p.equal} of {len(p.series.members)}", f"{p.off:.1e}") for p in one.points
+        (p.point, p.series.name, p.axes, f"{p.equal} of {len(p.series.members)}", digits(p.off, 2)) for p in one.points
     )
     title = f"points of the reference implementation that {one.entry} shows; error: of the nearest layer, in FP64"
     return Table(title, ("point", "shown by", "axes", "layers equal", "error"), rows, ("point", "shown by", "axes"))
@@ -39,6 +40,6 @@ def _lost_line(lost: Unaligned) -> str:
     near = (
         ""
         if lost.distance is None
-        else f"; the nearest vector is of {lost.nearest}, with a relative L2 error of {lost.distance:.2g}"
+        else f"; the nearest vector is of {lost.nearest}, with a relative L2 error of {digits(lost.distance, 2)}"
     )
     return f"{lost.parameter} {list(lost.shape)} is no tensor{near}"

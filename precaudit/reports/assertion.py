@@ -9,6 +9,7 @@ from precaudit.diagnosis.evidence.alone import Alone, FewSlices, main_slices
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.reports.escaping import terminal_line
+from precaudit.schema.digits import digits
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -25,12 +26,12 @@ def assertion_message(
     ``expected``: the relative error of rounding alone; ``off``: elements whose errors are beyond it.
     """
     error = ratio(norm(alone.candidate - alone.reference), norm(alone.reference))
-    times = f", and this is {error / expected:.3g} × as much" if expected and error > expected else ""
+    times = f", and this is {digits(error / expected)} × as much" if expected and error > expected else ""
     where, v = alone.where(), verdict
-    rounding = f"rounding to {alone.form} alone gives {expected:.3g}{times}"
+    rounding = f"rounding to {alone.form} alone gives {digits(expected)}{times}"
     lines = [
-        f"fail: the relative error of {v.point} is {error:.3g}; {rounding}",
-        f"over its limit: {v.metric} {value(v.value):.3g} at {v.scope}, limit {value(v.limit):.3g}",
+        f"fail: the relative error of {v.point} is {digits(error)}; {rounding}",
+        f"over its limit: {v.metric} {digits(v.value)} at {v.scope}, limit {digits(v.limit)}",
         _elements(off, alone.candidate.size),
         _worst(record),
         _where(where, alone, axes),
@@ -58,7 +59,7 @@ def nonfinite(e: ErrorRecord, bad: Array, axes: Sequence[str]) -> str:
 def _elements(off: int, n: int) -> str:
     if not off:
         return "elements: no single error is beyond rounding; together they are"
-    return f"elements: {off:,} of {n:,} ({100 * off / n:.3g} %) have errors beyond rounding"
+    return f"elements: {off:,} of {n:,} ({digits(100 * off / n)} %) have errors beyond rounding"
 
 
 def _worst(e: ErrorRecord) -> str:
@@ -67,16 +68,16 @@ def _worst(e: ErrorRecord) -> str:
         return "worst element: not known"
     c, r = value(w.candidate), value(w.reference)
     if not r or not isfinite(c):
-        return f"worst element {list(w.index)}: {c:.3g}, reference {r:.3g}"
-    apart = f"{100 * (c / r - 1):+.3g} %" if abs(c / r) < MANY else f"{c / r:.3g} ×"
-    return f"worst element {list(w.index)}: {c:.3g}, reference {r:.3g} ({apart})"
+        return f"worst element {list(w.index)}: {digits(c)}, reference {digits(r)}"
+    apart = f"{100 * (c / r - 1):+.3g} %" if abs(c / r) < MANY else f"{digits(c / r)} ×"
+    return f"worst element {list(w.index)}: {digits(c)}, reference {digits(r)} ({apart})"
 
 
 def _where(found: Sequence[FewSlices], alone: Alone, axes: Sequence[str]) -> str:
     if not found:
         return "where: spread over every axis"
     shape = alone.candidate.shape
-    return "where: " + "; ".join(f"{100 * x.share:.3g} % of it in {slices_text(x, axes, shape)}" for x in found[:3])
+    return "where: " + "; ".join(f"{digits(100 * x.share)} % of it in {slices_text(x, axes, shape)}" for x in found[:3])
 
 
 def _scale(found: Sequence[FewSlices], alone: Alone, axes: Sequence[str]) -> str:
@@ -95,4 +96,4 @@ def _explanation(alone: Alone) -> str:
     if made is None:
         return "explained by: none that was tried (other formats, cut digits, narrow sums, a scale)"
     rest = "the rest is rounding" if made.closes else "the rest is not rounding"
-    return f"explained by: {made.says} ({100 * made.share:.3g} % of the error; {rest})"
+    return f"explained by: {made.says} ({digits(100 * made.share)} % of the error; {rest})"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from precaudit.diagnosis.bisection.records import Bisection, BisectionTrial
-from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import short
 from precaudit.schema.records.base import Number, value
 
 BESIDE = ("kl", "flips")  # figures that a row shows beside the one that the test is about

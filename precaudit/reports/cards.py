@@ -19,6 +19,7 @@ from precaudit.recording.runs.written import Comparison
 from precaudit.reports.escaping import terminal_line
 from precaudit.reports.judgement import tally, verdict_message
 from precaudit.reports.sameness import parting_text, worst_case
+from precaudit.schema.digits import digits
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -179,7 +180,7 @@ def _pairs(title: str, errors: Sequence[ErrorRecord], notes: Sequence[str]) -> C
         facts.append(("without numbers", f"{len(errors) - len(known):,}"))
     far = sorted(differ, key=lambda e: (-e.nonfinite, -value(e.rel_l2)))
     told = [
-        f"{Place.of(e).text}: differs by {value(e.rel_l2):.2g}{', NaN or infinity' * bool(e.nonfinite)}" for e in far
+        f"{Place.of(e).text}: differs by {digits(e.rel_l2, 2)}{', NaN or infinity' * bool(e.nonfinite)}" for e in far
     ]
     return Card(title, (*facts, *_notes(notes)), _worst(told))
 

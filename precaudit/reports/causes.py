@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.checks.rollouts.causes import TokenCause
-from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
+from precaudit.schema.digits import short
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 

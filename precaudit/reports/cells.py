@@ -7,8 +7,8 @@ from math import inf, isfinite, isnan
 
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.reports.digits import apart, digits, short
 from precaudit.reports.headline import how_bad
+from precaudit.schema.digits import apart, digits, short
 from precaudit.schema.filed import of_kinds, without_collector
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
@@ -292,7 +292,7 @@ def _explanation(e: ErrorRecord) -> str:
         return "unknown"
     if a.name == "exact":
         return "exact: equal to FP64 rounded once"
-    rest = f"{a.left_u:.2g} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
+    rest = f"{digits(a.left_u, 2)} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
     if a.name == "none of these":
         return f"by rounding, {rest}" if a.passes else f"by no emulation, {rest}"
     kept = [place for places in (e.elided or {}).values() for place in places]

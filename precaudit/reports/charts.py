@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Shares
 from precaudit.errors import UserError
 from precaudit.reports.cells import Cell, cells, program_order, weight
+from precaudit.schema.digits import digits
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.places import point_text
@@ -70,7 +71,7 @@ def plot(found: Any, what: str = "local") -> "alt.Chart":
 
 def bands(kind: str) -> list[str]:
     """Return what the colours of a heat map mean, least first, ``NONE`` last."""
-    steps = [f"{x:g}" for x in STEPS[kind]]
+    steps = [digits(x, 6) for x in STEPS[kind]]
     return [f"< {steps[0]}", *(f"{a} – {b}" for a, b in pairwise(steps)), f"≥ {steps[-1]}", NONE]
 
 
@@ -131,7 +132,7 @@ def heat_map(
 
 def _row(i: int, c: Cell, kind: str) -> dict[str, Any]:
     layer = OUTSIDE if c.layer is None else str(c.layer)
-    size = NONE if c.size is None else f"{c.size:.3g} {TITLES[kind]}"
+    size = NONE if c.size is None else f"{digits(c.size)} {TITLES[kind]}"
     mark = "" if c.status == "pass" else c.mark
     return {
         "cell": i, "layer": layer, "point": c.point, "band": band(kind, c.size), "mark": mark, "status": c.status,

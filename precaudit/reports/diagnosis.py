@@ -10,10 +10,10 @@ from typing import Any
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.evidence.closure import Closure
 from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
-from precaudit.reports.digits import short
 from precaudit.reports.findings import first_of
 from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits, short
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import point_text, spans
@@ -86,7 +86,7 @@ def sound(found: Diagnosis, verbose: bool = True) -> str:
     else:
         worst, noise = max(value(n.max_diff) for n in checks), logit_noise(found.compared.errors)
         times = max(disturbance(n, noise) for n in checks)
-        beside = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
+        beside = f", {digits(times, 2)} × the noise of their rounding" if math.isfinite(times) else ""
         capture = f"recording changed the logits by up to {short(worst)}{beside}: smaller findings are uncertain"
     told = [_closure_text(c, verbose) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
@@ -210,7 +210,9 @@ def invariances(ways: Any) -> list[str]:
     for w in ways:
         where = point_text(w)
         far = (
-            "" if w.status == "bit-identical" else f", most at {where}: {short(w.distance)}, {w.noises:.2g} × its noise"
+            ""
+            if w.status == "bit-identical"
+            else f", most at {where}: {short(w.distance)}, {digits(w.noises, 2)} × its noise"
         )
         lines.append(f"Invariance: {w.way}: {w.status}{far}")
     return lines
@@ -228,7 +230,7 @@ def growth_lines(errors: Sequence[ErrorRecord]) -> list[str]:
         for layer, forward, local in rows:
             inherited = max(forward**2 - local**2, 0.0) ** 0.5
             jump = "  ← jumps" if before and forward > JUMP * before else ""
-            lines.append(f"  {layer:4}  {forward:9.2e}  {inherited:9.2e}  {local:9.2e}{jump}")
+            lines.append(f"  {layer:4}  {digits(forward):>9}  {digits(inherited):>9}  {digits(local):>9}{jump}")
             before = forward
     return lines
 

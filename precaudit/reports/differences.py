@@ -11,8 +11,8 @@ from typing import Any
 from precaudit.judging.pooled import PairMedian, PairPool
 from precaudit.judging.verdicts import STATUSES, Status
 from precaudit.reports.cells import Cell
-from precaudit.reports.digits import digits, short
 from precaudit.reports.report import Headline
+from precaudit.schema.digits import digits, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, point_text
@@ -69,7 +69,11 @@ def difference_verdict(
             first = e, x
     if first is not None:
         e, size = first
-        much = "where rounding has none" if size == inf else f"{digits(size)} × the error of rounding (limit {limit:g})"
+        much = (
+            "where rounding has none"
+            if size == inf
+            else f"{digits(size)} × the error of rounding (limit {digits(limit, 6)})"
+        )
         return Headline("✗", f"{told}, first beyond rounding: {_at(e)}, {much}.")
     if (together := _median_sentence(pool.medians(default_limits()))) is not None:
         return Headline("✗", f"{told}, {together}.")
@@ -79,7 +83,7 @@ def difference_verdict(
         n = lacking or apart
         why = "could not be compared" if lacking else "have no error from FP64"
         return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
-    told += f", by no more than rounding: at most {digits(largest)} × its error (limit {limit:g})"
+    told += f", by no more than rounding: at most {digits(largest)} × its error (limit {digits(limit, 6)})"
     return Headline("?", f"{told}; but {weights}.") if weights else Headline("✓", f"{told}.")
 
 

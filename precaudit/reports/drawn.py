@@ -11,6 +11,7 @@ from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 
 METRICS = (
@@ -126,7 +127,9 @@ def loops_verdict(found: Sequence[ProgramTiming]) -> Headline:
     if len(found) == 1 or found[1].ratio is None:
         return Headline("?", "one loop was timed; compare two with --loops python,while.")
     s, same = found[1].ratio, "the same bits" if found[1].same else "other bits"
-    words = f"{s.median:.3g} times the {found[0].loop} loop's speed ({s.low:.3g} to {s.high:.3g}), and {same}."
+    words = (
+        f"{digits(s.median)} times the {found[0].loop} loop's speed ({digits(s.low)} to {digits(s.high)}), and {same}."
+    )
     return Headline("✓" if found[1].same else "✗", f"the {found[1].loop} loop: {words}")
 
 
@@ -172,7 +175,7 @@ def divergences(d: Drawn) -> Iterator[str]:
         apart = (
             ""
             if x.gap is None
-            else (f"; FP64 agrees with {takes}, by {abs(value(x.gap)):.2g} (sigma {value(x.sigma):.2g})")
+            else (f"; FP64 agrees with {takes}, by {digits(abs(value(x.gap)), 2)} (sigma {digits(x.sigma, 2)})")
         )
         yield (
             f"{t.policy} samples other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
@@ -210,5 +213,5 @@ def _spread(s: Spread | None) -> str:
     """Return a median with its smallest and largest where they differ, three digits each."""
     if s is None:
         return ""
-    median, low, high = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (s.median, s.low, s.high))
+    median, low, high = (f"{x:,.0f}" if x >= 100 else digits(x) for x in (s.median, s.low, s.high))
     return median if s.low == s.high else f"{median} ({low}, {high})"

@@ -3,12 +3,12 @@
 from types import MappingProxyType
 
 from precaudit.judging.judgement import Judgement
-from precaudit.reports.digits import digits
 from precaudit.reports.findings import Causes
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import headline, how_far
 from precaudit.reports.judgement import Group, drift_lines, groups, place_text_of, rest, tally, verdict_message
 from precaudit.reports.report import Report, Section
+from precaudit.schema.digits import digits
 
 FEW = 8  # groups in a terminal
 SHOWN = 20  # on pages; the rest are counted

@@ -9,9 +9,9 @@ from precaudit.checks.gradients.check import Checked
 from precaudit.checks.gradients.shipped import Shipped
 from precaudit.checks.gradients.sides import INTERPRETED
 from precaudit.judging.verdicts import STATUSES
-from precaudit.reports.digits import digits
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits
 
 WORDS = ("excess", "gain", "mean", "componentwise", "limit", "nonfinite", "not run", "unknown", "scope", "ulp")
 
@@ -89,7 +89,7 @@ def inputs_table(c: Checked) -> Table:
 
 def _summary(found: Sequence[ArrayFinding]) -> str:
     most = [f.distance.componentwise for f in found if f.distance is not None and f.verdict.status != "not run"]
-    return (f"{max(most):.3g}: " if most else "") + _told(found)
+    return (f"{digits(max(most))}: " if most else "") + _told(found)
 
 
 def _told(found: Sequence[ArrayFinding]) -> str:
@@ -113,7 +113,7 @@ def _cell(found: list[ArrayFinding]) -> str:
         return ""
     worst = min(found, key=lambda f: STATUSES.index(f.verdict.status))
     off = max((f.distance.componentwise for f in found if f.distance is not None), default=None)
-    told = "" if off is None else f"{off:.3g}"
+    told = "" if off is None else digits(off)
     return told if worst.verdict.status == "pass" else f"{worst.verdict.status} {told}".strip()
 
 
@@ -141,7 +141,7 @@ def failures(c: Checked) -> Table:
 def _failure(f: ArrayFinding) -> tuple[str, ...]:
     v, w = f.verdict, f.record.worst
     sizes = digits(v.value), digits(v.limit)
-    off = "" if f.distance is None else f"{f.distance.componentwise:.3g}"
+    off = "" if f.distance is None else digits(f.distance.componentwise)
     place = ("", "", "") if w is None else (str(list(w.index)), digits(w.candidate), digits(w.reference))
     return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, f.cause or v.text
 
@@ -160,4 +160,4 @@ def _cells(found: list[ArrayFinding]) -> tuple[str, ...]:
     formats = dict.fromkeys(f.record.dtype or "" for f in found if f.record.dtype)
     most = max((d.componentwise for d in plain), default=float("nan"))
     norm = max((d.normwise for d in plain), default=float("nan"))
-    return ", ".join(formats), f"{most:.3g}", f"{norm:.2g}", _told(found)
+    return ", ".join(formats), digits(most), digits(norm, 2), _told(found)

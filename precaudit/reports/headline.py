@@ -10,9 +10,9 @@ from precaudit.judging.farthest import Farthest
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
-from precaudit.reports.digits import apart, digits, percent, share_words
 from precaudit.reports.judgement import NOTHING, not_finite
 from precaudit.reports.report import Headline
+from precaudit.schema.digits import apart, digits, percent, share_words
 from precaudit.schema.places import LAST, point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.runs import PROGRAM_CALL, is_call
@@ -95,7 +95,7 @@ def how_bad(v: Verdict) -> str:
     """Return what is wrong, in words and at most two numbers."""
     if v.status == "nonfinite":
         return "; ".join(filter(None, (v.text, not_finite(v))))
-    found, limit = digits(value(v.value)), digits(value(v.limit))
+    found, limit = digits(v.value), digits(v.limit)
     if v.kind == "state" and v.metric == HASHED:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"
     if v.kind == "state" and is_call(v.phase):
@@ -108,7 +108,7 @@ def how_bad(v: Verdict) -> str:
     if v.kind in ("state", "policy") and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
     if v.kind == "formula" and not v.why:
-        return f"the formula is not the reference's: it differs by {digits(value(v.value))} without any rounding"
+        return f"the formula is not the reference's: it differs by {digits(v.value)} without any rounding"
     if v.metric == "top1" or v.limit is None:
         return v.text or f"{v.metric} {found}"
     at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"

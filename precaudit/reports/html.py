@@ -11,7 +11,6 @@ from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import Cell, first_map, map_cells, program_order, story, weight
 from precaudit.reports.diagnosis import findings_section, shares_text
-from precaudit.reports.digits import short
 from precaudit.reports.escaping import escape_html, script
 from precaudit.reports.findings import Causes, causes_at, causes_by_place, first_of
 from precaudit.reports.fitting import Table
@@ -24,6 +23,7 @@ from precaudit.reports.report import Chart, Headline, Report, Section
 from precaudit.reports.summary import comparison_sentences
 from precaudit.reports.tables import detail, prefill_decode_table
 from precaudit.reports.tokens import text_of, worst_ratios
+from precaudit.schema.digits import digits, short
 from precaudit.schema.records.base import Number, value
 
 POINTS = 80  # of a heat map: those that err most
@@ -250,8 +250,8 @@ def _tokens(found: Comparison) -> Table:
         before, text, after = map(escape_html, (t.before, t.text, t.after))
         quiet = '<span class="quiet">{}</span>'
         context = f'<span class="token mono">{quiet.format(before)}<mark>{text}</mark>{quiet.format(after)}</span>'
-        kl = "" if t.kl is None else f"{t.kl:.2g}"
-        rows.append((t.prompt, str(t.position), templates.markup(context), f"{t.ratio:.3g}", kl, t.at.text))
+        kl = "" if t.kl is None else digits(t.kl, 2)
+        rows.append((t.prompt, str(t.position), templates.markup(context), digits(t.ratio), kl, t.at.text))
     columns = ("prompt", "position", "token, in its context", "ratio", "KL", "largest at")
     return Table("", columns, tuple(rows), ("prompt", "token, in its context", "largest at"))
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.reports.digits import beside, digits, share_words
+from precaudit.schema.digits import beside, digits, share_words
 from precaudit.schema.places import LAST
 from precaudit.schema.records.base import value
 
@@ -91,7 +91,7 @@ def verdict_message(v: Verdict) -> str:
         text += f" {not_finite(v)}"
     elif v.metric and v.value is not None and v.limit is not None:
         at = f" at {_at(v)}" if v.scope else ""
-        text += f" {v.metric} {digits(value(v.value))}{at}, limit {digits(value(v.limit))}"
+        text += f" {v.metric} {digits(v.value)}{at}, limit {digits(v.limit)}"
     if v.rel_l2 is not None and value(v.rel_l2) and v.explained is not None and isfinite(value(v.explained)):
         text += f"; error {digits(v.rel_l2)}, policy {v.policy} explains {share_words(value(v.explained))} of it"
     w = v.worst  # of the finite elements: it is none of those that are not

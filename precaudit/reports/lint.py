@@ -9,6 +9,7 @@ from precaudit.checks.lint.rule import SEVERITIES, LintRecord, Rule, Severity
 from precaudit.checks.lint.rules import every
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.digits import digits
 
 LEVELS = {"error": "error", "unknown": "warning", "warning": "warning", "note": "note"}  # SARIF's own words
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -113,7 +114,7 @@ def _phases(found: Linted) -> Table:
                 v.phase,
                 f"{n['seconds']:.1f}",
                 *(f"{n[key] / 1e6:,.1f}" for key in MEMORY),
-                f"{n['flops']:.1e}",
+                digits(n["flops"], 2),
                 *(f"{made[key]:,}" for key in ("passes1", "passes3", "passes6", "vector")),
             )
         )

@@ -15,6 +15,7 @@ from precaudit.diagnosis.evidence.across import (
 from precaudit.diagnosis.evidence.mesh_costs import MeshCost
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.digits import digits
 from precaudit.schema.meshes import ONE, MeshShape
 from precaudit.schema.places import point_text
 from precaudit.schema.records.devices import SplitSum
@@ -35,7 +36,7 @@ def cost_text(c: MeshCost) -> str:
         return f"{head}: unknown what it costs: {c.unknown}"
     if c.split is None:
         return f"{head}: no part of it is rounded to 16 bits before it is added"
-    exchanged = "the same bytes" if c.bytes == 1 else f"{c.bytes:.2g} × the bytes"
+    exchanged = "the same bytes" if c.bytes == 1 else f"{digits(c.bytes, 2)} × the bytes"
     return (
         f"{head} is {split_text(c.split, c.held)}: {c.times:.2f} × the error of one device; float32 partial sums: "
         f"{c.wide:.2f} ×, {exchanged} exchanged"
@@ -90,4 +91,4 @@ def _sum_text(s: PartedSum) -> str:
 
 
 def _cell(p: PointAcross) -> str:
-    return p.status if p.noises != p.noises or p.status == EQUAL else f"{p.status}, {p.noises:.2g} ×"
+    return p.status if p.noises != p.noises or p.status == EQUAL else f"{p.status}, {digits(p.noises, 2)} ×"

@@ -10,9 +10,9 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
 from precaudit.references.attribution import attribute
 from precaudit.reports.cells import over_limit
-from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import short
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import Count, Number, Record, json_number

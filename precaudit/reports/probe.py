@@ -9,6 +9,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import how_bad
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ProbeRecord
 
@@ -56,11 +57,11 @@ def _price(p: Probed) -> str:
     for first in (r for r in mine if r.way == FIRST and r.rel_l2):
         wide = next((r for r in mine if _same(r, first) and r.way.startswith("preferred_element_type")), first)
         if wide.dtype != first.dtype:
-            cost = "" if wide.time is None or first.time is None else f" at {_over(wide, first):.2g} × its time"
+            cost = "" if wide.time is None or first.time is None else f" at {digits(_over(wide, first), 2)} × its time"
             gain = f", {_digits(first, wide)}" if wide.rel_l2 else ", exact"
             return (
-                f"{first.phase} {FIRST} ({first.prompt}) has an error of {value(first.rel_l2):.2g}, {wide.way} "
-                f"of {value(wide.rel_l2):.2g}{gain}{cost}"
+                f"{first.phase} {FIRST} ({first.prompt}) has an error of {digits(first.rel_l2, 2)}, {wide.way} "
+                f"of {digits(wide.rel_l2, 2)}{gain}{cost}"
             )
     return f"{len(mine):,} products on {p.platform}"
 
@@ -95,7 +96,7 @@ def _elsewhere(p: Probed) -> str:
         return ""
     r = max(both, key=lambda r: value(r.rel_l2) / here[r.prompt, r.phase, r.way])
     found = here[r.prompt, r.phase, r.way]
-    return f"; {r.phase} {r.point} ({r.prompt}) would have an error of {value(r.rel_l2):.2g}, here {found:.2g}"
+    return f"; {r.phase} {r.point} ({r.prompt}) would have an error of {digits(r.rel_l2, 2)}, here {digits(found, 2)}"
 
 
 def _tables(p: Probed, every: bool) -> Iterator[Table]:
@@ -152,7 +153,7 @@ def _cells(its: Row, target: str | None, timed: bool) -> tuple[str, ...]:
 
 
 def _size(x: object) -> str:
-    return "" if x is None else f"{value(x):.2g}"  # type: ignore[arg-type]
+    return "" if x is None else digits(x, 2)  # type: ignore[arg-type]
 
 
 def _honoured_text(r: ProbeRecord) -> str:

@@ -15,12 +15,12 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.reports import fitting
 from precaudit.reports.diagnosis import JUMP
-from precaudit.reports.digits import digits, short
 from precaudit.reports.provenance import facts_of, subtitle
 from precaudit.reports.provenance import title as title_of
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.summary import prefill_decode_sentence
 from precaudit.reports.tables import prefill_decode_table
+from precaudit.schema.digits import digits, short
 from precaudit.schema.emulations import SUMS
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits

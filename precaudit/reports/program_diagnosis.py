@@ -6,9 +6,9 @@ from precaudit.diagnosis.evidence.raised_lines import MOST, WORTH, is_worth_a_wo
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed
 from precaudit.reports.diagnosis import shares_text
-from precaudit.reports.digits import short
 from precaudit.reports.program import growth_sentences
 from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.digits import digits, short
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -27,7 +27,7 @@ def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> li
     for f in found.findings:
         off = 0.0 if f.rel_l2 is None else value(f.rel_l2)
         records = f"{f.records} record{'' if f.records == 1 else 's'}"
-        size = f"; error {off:.3g} at {f.point}, {records}" if off else ""
+        size = f"; error {digits(off)} at {f.point}, {records}" if off else ""
         lines.append(f"✗ {f.kind}: {f.says}{size}")
     lines += [f"? unknown: {x}" for x in found.unknown]
     if not found.findings and not found.unknown and not found.explained:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from precaudit.recording.runs.programs import ProgramRun, points_text
-from precaudit.reports.digits import count_text
 from precaudit.reports.report import Facts
+from precaudit.schema.digits import count_text
 from precaudit.schema.places import spans
 from precaudit.schema.records.runs import RunRecord
 

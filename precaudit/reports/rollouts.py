@@ -7,9 +7,9 @@ from precaudit.checks.rollouts.engine_rounding import EngineRounding, engine_sen
 from precaudit.checks.rollouts.limits import RolloutRecord
 from precaudit.checks.rollouts.mismatch import CLIP, METRICS, SMALLER_IS_WORSE, Mismatch
 from precaudit.checks.rollouts.parity import Parity
-from precaudit.reports.digits import count_text
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline
+from precaudit.schema.digits import count_text, digits
 from precaudit.schema.records.base import value
 
 SEQUENCES = 5
@@ -46,7 +46,7 @@ def parity_verdict(p: Parity) -> Headline:
 
 def _outcome_text(h: LimitOutcome) -> str:
     side = "below" if smaller_is_worse(h.metric) else "above"
-    return f"engine against {h.trainer}: {h.metric} is {h.found:.3g}, {side} {h.limit:g}"
+    return f"engine against {h.trainer}: {h.metric} is {digits(h.found)}, {side} {digits(h.limit, 6)}"
 
 
 def metrics(p: Parity) -> Table:
@@ -73,8 +73,8 @@ def worst_sequences(p: Parity) -> Table:
                 cell(r, "kl"),
                 cell(r, "abs_diff_max"),
                 f"{at} (id {token})",
-                f"{value(ours):.8g}",
-                f"{value(theirs):.8g}",
+                digits(ours, 8),
+                digits(theirs, 8),
                 "" if first is None else str(first),
             )
         )
@@ -96,7 +96,7 @@ def quantiles(parities: Sequence[Parity]) -> Table:
 
 def limits_table(p: Parity) -> Table:
     """Return a row a limit and trainer: what was found, and the verdict."""
-    rows = [(f"engine / {h.trainer}", h.metric, f"{h.found:.4g}", f"{h.limit:g}", h.status) for h in p.held]
+    rows = [(f"engine / {h.trainer}", h.metric, digits(h.found, 4), digits(h.limit, 6), h.status) for h in p.held]
     columns = ("sides", "metric", "value", "limit", "verdict")
     return Table(f"policy {p.policy}", columns, tuple(rows), ("sides", "metric", "verdict"))
 
@@ -134,9 +134,9 @@ def _rounding_notes(r: EngineRounding | None) -> Iterator[str]:
     if r.change is not None:
         yield f"change: {r.change}"
         return
-    tried = ", ".join(f"{kind} {value(x):.2g} ×" for kind, x in sorted(r.tried.items(), key=lambda t: value(t[1])))
+    tried = ", ".join(f"{kind} {digits(x, 2)} ×" for kind, x in sorted(r.tried.items(), key=lambda t: value(t[1])))
     if tried:
-        yield f"note: under each kind of mistake there remains, of {value(r.rms):.3g} ×: {tried}"
+        yield f"note: under each kind of mistake there remains, of {digits(r.rms)} ×: {tried}"
     yield (
         "note: what remains are other weights (--trainer MODEL tries a checkpoint), another formula, or formats "
         f"narrower than {r.policy} (--engine-policy says them)"

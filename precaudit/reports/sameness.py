@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.diagnosis.sameness.records import Parting, Sameness, TensorHeld, step_text
-from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.mesh import split_text
 from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.digits import short
 from precaudit.schema.places import spans
 
 MARKS: dict[str, Mark] = {"same": "✓", "other": "✗", "unknown": "?"}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from precaudit.references.comparison.sketches import SketchComparison
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.sketches import SketchRecord
 
@@ -67,7 +68,7 @@ def _row(name: str, records: list[SketchRecord]) -> tuple[str, ...]:
         _rel(worst),
         "" if not worst.within else f"{worst.within:.0%}",
         ", ".join([where, *spots]) if not worst.equal else "",
-        *(f"{max(x):.6g}" if x else "" for x in largest),
+        *(digits(max(x), 6) if x else "" for x in largest),
         *(str(sum(x)) if x else "" for x in odd),
     )
 
@@ -77,7 +78,7 @@ def _size(r: SketchRecord) -> float:
 
 
 def _rel(r: SketchRecord) -> str:
-    return "0" if r.equal else "unknown" if r.rel_l2 is None else f"{value(r.rel_l2):.2g}"
+    return "0" if r.equal else "unknown" if r.rel_l2 is None else digits(r.rel_l2, 2)
 
 
 def _place(r: SketchRecord) -> str:

@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
-from precaudit.reports.digits import beside, share_words, short
+from precaudit.schema.digits import beside, digits, share_words, short
 from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
@@ -160,7 +160,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     if not shares:
         return None
     told = [
-        f"{name.removeprefix(SUMS)} {median(ratios[name]):.2g} × its size, explains {_percent(median(its))}"
+        f"{name.removeprefix(SUMS)} {digits(median(ratios[name]), 2)} × its size, explains {_percent(median(its))}"
         for name, its in sorted(shares.items())
         if name in ratios
     ]

@@ -18,12 +18,12 @@ from precaudit.reports.charts import (
     powers,
     style,
 )
-from precaudit.reports.digits import digits, short
 from precaudit.reports.escaping import terminal_line
 from precaudit.reports.fitting import Table
 from precaudit.reports.policies import STORED, STORED_KL, PolicyRow, all_explained
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.rollout_charts import svg
+from precaudit.schema.digits import digits, short
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.records.base import Count, Number, Record, value
 
@@ -98,7 +98,7 @@ def _more_keys(rows: Sequence[SweepRow]) -> Iterator[str]:
     spreads = [value(r.decode_spread) for r in rows if r.front and r.decode_spread is not None]
     if rounds and spreads:
         how = f"{max(rounds)} rounds" if max(rounds) > 1 else "1 round"
-        yield f"front: from {how}, whose decode times are up to {max(spreads):.3g} × one another"
+        yield f"front: from {how}, whose decode times are up to {digits(max(spreads))} × one another"
 
 
 def _verdict(rows: Sequence[SweepRow]) -> Headline:

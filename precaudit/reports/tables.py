@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precaudit.judging.rules import parts_beyond_rounding
-from precaudit.reports.digits import digits, rough, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
+from precaudit.schema.digits import digits, rough, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
@@ -208,7 +208,7 @@ def reported_table(beside: "Sequence[ReportedNumber]") -> Table:
         step = f" {x.step}" if x.phase == "decode" else ""
         whole = value(x.value).is_integer()
         theirs, ours = ("" if v is None else f"{value(v):.0f}" if whole else short(v) for v in (x.value, here))
-        times = "" if here is None or whole or not value(here) else f"{value(x.value) / value(here):.3g} ×"
+        times = "" if here is None or whole or not value(here) else f"{digits(value(x.value) / value(here))} ×"
         rows.append((x.prompt, f"{x.phase}{step}", _layer(x.layer), x.name, theirs, ours, times))
     columns = ("case", "call", "layer", "number", "dump", "here", "dump / here")
     return Table("Numbers that the dump reports", columns, tuple(rows), ("case", "call", "number"))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from precaudit.diagnosis.training.conclusion import FORMULA, shown_steps, times_grown
 from precaudit.diagnosis.training.records import Group, Training, TrainingTensor
-from precaudit.reports.digits import digits, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Mark, Report, Section
+from precaudit.schema.digits import digits, short
 from precaudit.schema.records.base import value
 
 GROUPS: tuple[Group, ...] = ("loss", "gradient", "parameters", "moments")
@@ -55,9 +55,11 @@ def _sentence(found: Training) -> str:
     if found.word == "same":
         return f"Same: B has A's bits {over}."
     if found.word == "drift" and found.first is not None:
-        much = f"{_times(found.first)} the difference of correct ways to compute A (limit {found.limit:g})"
+        much = f"{_times(found.first)} the difference of correct ways to compute A (limit {digits(found.limit, 6)})"
         return f"Drift: B departs from A in step {found.first.step} at {_at(found.first)}, {much}."
-    much = f"at most {digits(value(found.worst))} × the difference of correct ways to compute A (limit {found.limit:g})"
+    much = (
+        f"at most {digits(found.worst)} × the difference of correct ways to compute A (limit {digits(found.limit, 6)})"
+    )
     what = "Chaos" if found.word == "chaos" else "Rounding"
     said = f"{what}: B is {much} {over}"
     if found.formula is not None:
@@ -112,7 +114,7 @@ def _at(x: TrainingTensor) -> str:
 
 
 def _times(x: TrainingTensor) -> str:
-    return f"{digits(value(x.ratio))} ×" if value(x.ratio) < float("inf") else "infinitely many times"
+    return f"{digits(x.ratio)} ×" if value(x.ratio) < float("inf") else "infinitely many times"
 
 
 def _table(found: Training, groups: Sequence[Group]) -> Table:

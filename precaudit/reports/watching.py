@@ -5,9 +5,9 @@ from pathlib import Path
 
 from precaudit.recording.watching.calls import LOWERED
 from precaudit.recording.watching.records import SeenFunction, SeenScript
-from precaudit.reports.digits import short
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.schema.digits import short
 
 COLUMNS = ("function", "at", "calls", "compiled", "shapes", "equations", "floats", "seconds")
 SHOWN = 20  # functions

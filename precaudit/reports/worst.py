@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from precaudit.judging.rules import parts_beyond_rounding
-from precaudit.reports.digits import rough, short
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
+from precaudit.schema.digits import rough, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import point_text

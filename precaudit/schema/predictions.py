@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.runs import Prediction, Products
 
@@ -28,7 +29,7 @@ def prediction_notes(phases: Iterable[Phase]) -> Iterator[str]:
     for name, p in found:
         sizes[name] = max(sizes.get(name, 0.0), 0.0 if p.inside is None else value(p.inside))
     if any(sizes.values()):
-        each = ", ".join(f"{name} by {size:.2g}" for name, size in sizes.items())
+        each = ", ".join(f"{name} by {digits(size, 2)}" for name, size in sizes.items())
         yield f"bfloat16 results inside fusions, rounded or not, change outputs (relative): {each}; taken as rounded"
 
 

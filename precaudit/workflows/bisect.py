@@ -188,8 +188,10 @@ def _check_ends(request: BisectionRequest, trials: "Trials") -> "tuple[Bisection
 
 def figure_text(name: str, trial: "BisectionTrial") -> str:
     """Return what a trial's figure was, after a comma; nothing where it is said by the answer."""
+    from precaudit.schema.digits import digits
+
     return (
-        f", {name} {float(trial.figures[name]):.3g}"
+        f", {name} {digits(float(trial.figures[name]))}"
         if name in trial.figures and name not in ("verdict", "exit")
         else ""
     )

@@ -119,7 +119,7 @@ def test_each_group_of_failing_inputs_is_explained_by_itself():
     assert "rounding to the formats it declares does not explain it" in tiny
     factor = float(re.search(r"it is (\S+) × FP64", tiny)[1])
     assert factor == pytest.approx(10**-0.5, rel=2e-3)
-    assert re.search(r"1.00136e-05 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-06 at \S+two_faults.py:11:", tiny)
+    assert re.search(r"1.00136e-5 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-6 at \S+two_faults.py:11:", tiny)
 
 
 @pytest.mark.parametrize("file", few(("xent.py", "xent_pallas.py"), "xent.py"))
@@ -146,9 +146,7 @@ def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
 @pytest.mark.slow  # 20 s
 def test_two_faults_are_told_among_hostile_inputs():
     found = held_to_reference("two_faults.py:bad", hostile=True)
-    groups = {
-        cause: [x for x in found.conclusions if cause in x] for cause in ("rounding explains", "stands for 1e-06")
-    }
+    groups = {cause: [x for x in found.conclusions if cause in x] for cause in ("rounding explains", "stands for 1e-6")}
     assert all(groups.values())
 
 
@@ -162,7 +160,7 @@ def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
     assert f"tests/helpers/cases/{rounding}:" in told
 
 
-NUMBERS = {"less": "3e-06", "least": "1e-06", "none": None}
+NUMBERS = {"less": "3e-6", "least": "1e-6", "none": None}
 
 
 @pytest.mark.parametrize("name", few(NUMBERS, "least"))
@@ -170,7 +168,7 @@ def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
     found = audited(tmp_path, f"epsilon.py:{name}", mapped=True)
     (one,) = (f for f in found.diagnosis.findings if f.kind == "semantics")
     says = (
-        "epsilon is left out" if NUMBERS[name] is None else f"epsilon is {NUMBERS[name]}, the configuration says 1e-05"
+        "epsilon is left out" if NUMBERS[name] is None else f"epsilon is {NUMBERS[name]}, the configuration says 1e-5"
     )
     assert one.says.startswith(says)
 

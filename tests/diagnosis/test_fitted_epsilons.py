@@ -75,7 +75,7 @@ def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
 def test_what_is_rounded_before_it_is_read_does_not_hide_an_epsilon(tmp_path):
     """XLA hands the second norm its input unrounded, which moves it by more than the epsilon does."""
     _, findings = diagnosed(tmp_path, "tiny", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 3e-6, a))
-    assert {(f.point, f.cause) for f in findings} == {("attn_norm", "epsilon 3e-06"), ("mlp_norm", "epsilon 3e-06")}
+    assert {(f.point, f.cause) for f in findings} == {("attn_norm", "epsilon 3e-6"), ("mlp_norm", "epsilon 3e-6")}
 
 
 def test_a_number_that_leaves_half_as_much_as_any_other_is_named(tmp_path):
@@ -87,13 +87,13 @@ def test_a_number_that_leaves_half_as_much_as_any_other_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("low", "high", "alone", "cause"),
     [
-        (2.5e-6, 3.4e-6, True, "epsilon 3e-06"),
+        (2.5e-6, 3.4e-6, True, "epsilon 3e-6"),
         (2.5e-6, 3.4e-6, False, "epsilon above the configuration's"),  # another number as short fits, too
         (1.2e-6, 4.8e-6, True, "epsilon above the configuration's"),
     ],
 )
 def test_where_several_epsilons_fit_the_name_holds_no_number(low, high, alone, cause):
-    best = Variant("epsilon 3e-06", "semantics", "", lambda *_: [], fitted=True, number=3e-6)
+    best = Variant("epsilon 3e-6", "semantics", "", lambda *_: [], fitted=True, number=3e-6)
     named = _name_fit(Span(low, high, 1e-6), best, alone, outside=False)
     assert named.name == cause
     assert ("fit" in named.says) == (high > 1.1 * low)

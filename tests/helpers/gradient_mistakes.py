@@ -139,7 +139,7 @@ class Planted:
 
 
 def _epsilon(kernel: Function) -> Planted:
-    return Planted(kernel, rms, norm_inputs, dict.fromkeys(("out", "dx", "dw"), "stands for 1e-05"))
+    return Planted(kernel, rms, norm_inputs, dict.fromkeys(("out", "dx", "dw"), "stands for 1e-5"))
 
 
 LATE = "reads the row before in place of each row"
@@ -149,7 +149,7 @@ MISTAKES = {
     "another epsilon behind rounding to bfloat16": _epsilon(partial(rough, epsilon=4e-5)),
     "another epsilon in the backward pass": Planted(
         with_gradient(rms, lambda g, *x: jax.vjp(partial(rms, epsilon=4e-5), *x)[1](g)),
-        rms, norm_inputs, dict.fromkeys(("dx", "dw"), "stands for 1e-05"),
+        rms, norm_inputs, dict.fromkeys(("dx", "dw"), "stands for 1e-5"),
     ),
     "no factor of 2": Planted(
         scaled(mean_loss, 0.5, 0.5), mean_loss, linear_inputs, dict.fromkeys(("dx", "dw"), "a factor of 0.5")

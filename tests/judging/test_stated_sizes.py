@@ -11,8 +11,8 @@ from precaudit.errors import UserError
 from precaudit.judging.farthest import Sizes, ways_made
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
-from precaudit.reports.digits import percent
 from precaudit.reports.headline import headline, how_far
+from precaudit.schema.digits import percent
 from precaudit.schema.places import Place
 
 AT = Place("a", "call", 0, 3, "scores")
@@ -81,4 +81,4 @@ def test_products_that_are_told_by_number_tell_a_way_where_they_have_one():
 
 
 def test_percentages_have_two_digits():
-    assert [percent(x) for x in (0.734, 0.0041, 1.5e-7, 2.5)] == ["73 %", "0.41 %", "1.5e-05 %", "250 %"]
+    assert [percent(x) for x in (0.734, 0.0041, 1.5e-7, 2.5)] == ["73 %", "0.41 %", "1.5e-5 %", "250 %"]

@@ -58,7 +58,7 @@ MISTAKES = {
     ),
     "epsilon outside": (RMS, RMS.replace("lax.rsqrt(", "1 / (jnp.sqrt(").replace("True) + 1e-5)", "True)) + 1e-5)"),
                         "epsilon is added to the root", {"attn_norm"}),
-    "epsilon": ("+ 1e-5)", "+ 3e-5)", "epsilon is 3e-05, the configuration says 1e-05", {"attn_norm"}),
+    "epsilon": ("+ 1e-5)", "+ 3e-5)", "epsilon is 3e-5, the configuration says 1e-5", {"attn_norm"}),
     "sum for mean": ("jnp.mean(wide", "jnp.sum(wide", "is not divided by D", {"attn_norm"}),
     "scale": ("HEAD**-0.5", "HEAD**-0.5 * 1.02", "scale × √K is 1.02", {"attn_out"}),
     "scale left out": (" * HEAD**-0.5", "", "the scale is left out", {"attn_out"}),
@@ -267,7 +267,7 @@ def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
     assert {e.step for e in errors if e.kind == "formula" and e.unknown is None} == {0}
     found = diagnose_program(opened, program)
     assert "no FP64 here" in found.unknown[0]
-    assert {f.cause for f in found.findings} == {"epsilon 3e-05"}
+    assert {f.cause for f in found.findings} == {"epsilon 3e-5"}
 
 
 def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):

@@ -15,8 +15,8 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.session import Session
 from precaudit.recording.tracing.subject import load
 from precaudit.reports import fitting
-from precaudit.reports.digits import short
 from precaudit.reports.policies import PolicyRow, policies_report, row_texts
+from precaudit.schema.digits import short
 from precaudit.schema.policies import load_policy
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines

@@ -11,6 +11,7 @@ from precaudit.checks.gradients.infinities import first_infinite
 from precaudit.checks.gradients.lines import kernel_lines, line_shares, short_line
 from precaudit.checks.gradients.mistakes import KNOWN, Explained, Mistakes
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 
 NEARLY = 0.9  # of an error that is a factor of the whole array
@@ -147,8 +148,9 @@ def _inside(c: GradientCase, f: ArrayFinding, i: int, mistakes: Mistakes) -> Cau
     def words() -> str:
         told = _largest_lines(kernel_lines(formula, c.cotangents, c.inputs, i, straight[i]))
         if again.verdict.status != "pass":
-            return f"{after:.2g} of its norm without what rounds inside its kernels, {told}; the rest stands outside"
-        return f"rounding explains it, {after:.2g} of its norm without: {told}"
+            left = f"{digits(after, 2)} of its norm"
+            return f"{left} without what rounds inside its kernels, {told}; the rest stands outside"
+        return f"rounding explains it, {digits(after, 2)} of its norm without: {told}"
 
     return Cause("rounding" if again.verdict.status == "pass" else "rounding in part", words)
 
@@ -169,13 +171,13 @@ def verdict_text(f: ArrayFinding, every: Sequence[ArrayFinding], why: str, more:
     if v.status == "nonfinite":
         told = f"{side}: {at}: {r.nonfinite:,} of {r.n:,} elements: not finite where FP64 is, or finite where it is not"
         return f"{told}; {why}" if why else told
-    size = f"wrong by {f.distance.componentwise:.3g} roundings at {list(f.distance.worst)}, "
-    size += f"{f.distance.normwise:.2g} of its norm"
+    size = f"wrong by {digits(f.distance.componentwise)} roundings at {list(f.distance.worst)}, "
+    size += f"{digits(f.distance.normwise, 2)} of its norm"
     why = f"; {why}" if why else ""
     other = next((x for x in every if x.side != f.side and x.array == f.array), f)
     if f.side == REFERENCE and other.verdict.status == "pass":
         return f"the reference is the less precise side: {at} is {size}{why}"
-    over = f"{v.metric} {value(v.value):.3g} at {v.scope}, limit {v.limit:.3g}"
+    over = f"{v.metric} {digits(v.value)} at {v.scope}, limit {digits(v.limit)}"
     return f"{side}: {at} is {size}: more than float32's error ({over}){_factor_text(f)}{why}"
 
 
@@ -184,7 +186,7 @@ def _factor_text(f: ArrayFinding) -> str:
     gain = f.record.unexplained.gain if f.record.unexplained is not None else None
     if gain is None or f.distance is None or abs(value(gain.value)) < NEARLY * f.distance.normwise:
         return ""
-    factor = f"{1 + value(gain.value):.6g}"
+    factor = digits(1 + value(gain.value), 6)
     return f"; it is {factor} × FP64" if factor != "1" else ""
 
 

@@ -16,6 +16,7 @@ from precaudit.interpreters.jaxpr.loops import LOOPS
 from precaudit.interpreters.jaxpr.shadow import Shadow
 from precaudit.interpreters.jaxpr.wide import up
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 
 WHOLE = {"shard_map"} | set(LOOPS)  # what is computed inside is not changed
 SITES = 96  # values that are changed, one after the other
@@ -50,7 +51,7 @@ class Change:
         if self.kind == FACTOR:
             if not self.factor:
                 return f"the term at {at} is left out"
-            return f"the term at {at} is multiplied by {self.factor:.6g}"
+            return f"the term at {at} is multiplied by {digits(self.factor, 6)}"
         if self.kind in ROWS:
             return f"of the {self.site.rows:,} rows at {at} {self.kind} {'is' if 'only' in self.kind else 'are'} used"
         way, fill = self.kind

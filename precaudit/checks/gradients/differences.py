@@ -8,6 +8,7 @@ import numpy as np
 
 from precaudit.checks.gradients.formula import Formula
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 
 STEP = 1e-4  # of an input's largest value: truncation and rounding of the extrapolated difference both below 1e-10
 AGREE, SMOOTH = 1e-6, 1e-3  # relative to ‖gradient‖ ‖direction‖ / √n, what a random direction sees of it
@@ -55,6 +56,7 @@ def gradient_disagreements(
                 continue
             if abs(slope - own) > AGREE * size:
                 found.append(
-                    f"{name}: differences in FP64 give a slope of {slope:.6g}, the reference's gradient {own:.6g}"
+                    f"{name}: differences in FP64 give a slope of {digits(slope, 6)}, "
+                    f"the reference's gradient {digits(own, 6)}"
                 )
     return found

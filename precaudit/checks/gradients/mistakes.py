@@ -15,6 +15,7 @@ from precaudit.checks.gradients.formula import Formula, as_float32
 from precaudit.checks.gradients.lines import short_line
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.numbers.arrays import Array, widen
+from precaudit.schema.digits import digits
 from precaudit.schema.metrics.sizes import norm, ratio
 
 LEFT = 0.1  # of the error: what may be left with the mistake where rounding does not explain the rest
@@ -48,8 +49,8 @@ class Explained:
         if not self.left:
             return f"{self.mistake.words} (with that, nothing is unexplained)"
         if self.whole:
-            return f"{self.mistake.words} (rounding explains the rest, {self.left:.2g} of its norm)"
-        return f"{self.mistake.words} (with that, {self.left:.2g} of its norm is unexplained)"
+            return f"{self.mistake.words} (rounding explains the rest, {digits(self.left, 2)} of its norm)"
+        return f"{self.mistake.words} (with that, {digits(self.left, 2)} of its norm is unexplained)"
 
 
 class Mistakes:
@@ -154,7 +155,7 @@ def _exchange(old: float, new: float) -> Remade:
 
 
 def _at(constant: Constant) -> str:
-    return f"{constant.value:.6g}" + (f" at {short_line(constant.line)}" if constant.line else "")
+    return digits(constant.value, 6) + (f" at {short_line(constant.line)}" if constant.line else "")
 
 
 def _factors(c: GradientCase, i: int, run: Array) -> Iterator[Mistake]:
@@ -168,7 +169,7 @@ def _factors(c: GradientCase, i: int, run: Array) -> Iterator[Mistake]:
     near = 4 * residual(run, factor * exact) + 1e-6
     sizes = sorted({n for x in jax.tree.leaves((c.inputs, c.exact)) for n in np.shape(x) if n > 1})
     name, best = next(((n, x) for n, x in named_factors(sizes) if abs(factor - x) <= near * abs(x)), ("", factor))
-    words = f"a factor of {best:.6g}" + (f" ({name})" if name else "")
+    words = f"a factor of {digits(best, 6)}" + (f" ({name})" if name else "")
     words = {0.0: "it is 0 everywhere", -1.0: "its sign is wrong"}.get(best, words)
     yield Mistake(("factor", c.names[i], round(best, 3)), words, lambda c: [_times(best, e) for e in c.exact])
 

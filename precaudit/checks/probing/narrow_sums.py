@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 
 LARGE = {"bfloat16": 256.0, "float16": 2048.0}  # B: half a unit in the last place there is 1
 TERMS = 512
@@ -58,7 +59,7 @@ class NarrowSum:
         name = self.kind if self.kind == "convolution" else f"product `{self.equation}` ({self.kind})"
         what = f"{self.dtype} {name}"
         return (
-            f"XLA sums a {what} in {self.dtype} on this {device}: {TERMS // 4} came out as {self.made:g}; "
+            f"XLA sums a {what} in {self.dtype} on this {device}: {TERMS // 4} came out as {digits(self.made, 6)}; "
             "preferred_element_type=float32 is there for that"
         )
 

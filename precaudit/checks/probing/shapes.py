@@ -10,6 +10,7 @@ import numpy as np
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array, as_format
 from precaudit.numbers.formats import ALIASES
+from precaudit.schema.digits import digits
 
 FORMATS = ("bfloat16", "float16", "float32", "int8")
 FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)x(\d+)")
@@ -65,9 +66,9 @@ def parse_shape(text: str) -> ScoreShape:
         raise UserError(f"--shape {text}: there is nothing to multiply where a size is 0")
     most = max(prod(shape.queries_shape), prod(shape.keys_shape), prod(shape.scores))
     if most > MOST:
-        raise UserError(f"--shape {text}: too large: {most:.2g} elements in one array, of at most {MOST:,}")
+        raise UserError(f"--shape {text}: too large: {digits(most, 2)} elements in one array, of at most {MOST:,}")
     if (terms := prod(shape.scores) * shape.depth) > TERMS:
-        raise UserError(f"--shape {text}: too large: {terms:.2g} multiplications, of at most {TERMS:.2g}")
+        raise UserError(f"--shape {text}: too large: {digits(terms, 2)} multiplications, of at most {digits(TERMS, 2)}")
     return shape
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import Record
 
 LEVEL = 0.95
@@ -138,7 +139,7 @@ def answers_sentence(found: Paired, margin: float = MARGIN) -> str:
     difference, low, high = (percentage_points(x) for x in (found.difference, found.low, found.high))
     return (
         f"{words}: the difference is {difference} points, 95 % {low} to {high} ({n} questions, {found.lost} lost, "
-        f"{found.gained} gained, McNemar p = {found.p:.2g})"
+        f"{found.gained} gained, McNemar p = {digits(found.p, 2)})"
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from precaudit.checks.rollouts.hypotheses import Hypothesis, Sample, hypotheses, residual
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import Count, Index, Number, Record, json_number, value
 
 # Of n tokens rounding is a root mean square of at most RMS + FEW / √n times noise, and a largest value of LARGEST[0] +
@@ -117,7 +118,7 @@ def _cause_text(alike: Sequence[Hypothesis]) -> str:
 
 def _range_text(numbers: Sequence[float]) -> str:
     low, high = min(numbers), max(numbers)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    return digits(low, 6) if low == high else f"{digits(low, 6)} to {digits(high, 6)}"
 
 
 def _most(n: int) -> float:
@@ -129,14 +130,14 @@ def engine_sentence(r: EngineRounding) -> str:
     """Return whether rounding explains an engine's log-probabilities, and what does where it does not, in words."""
     if r.status == "unknown":
         return "no token of the engine's can be judged"
-    size = f"{value(r.rms):.3g} × what rounding in {r.policy} makes"
+    size = f"{digits(r.rms)} × what rounding in {r.policy} makes"
     if r.status == "pass":
         return f"the engine differs from FP64 by {size}"
-    where = f"the engine differs from FP64 by {size} (largest {value(r.largest):.3g} ×, {r.id} token {r.index})"
+    where = f"the engine differs from FP64 by {size} (largest {digits(r.largest)} ×, {r.id} token {r.index})"
     if r.cause is None:
         return f"{where}; none of {len(r.tried)} kinds of mistakes explains it"
     left = value(r.left) if r.left is not None else 0.0
-    return f"{where}: {r.cause}, which leaves {left:.2g} ×"
+    return f"{where}: {r.cause}, which leaves {digits(left, 2)} ×"
 
 
 def _is_rounding(rms: float, largest: float, n: int) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 from precaudit.schema.metrics.logits import log_softmax
 
 FEWEST = 8  # tokens that a number is found from
@@ -69,7 +70,7 @@ class Hypothesis:
     @property
     def text(self) -> str:
         """The cause with its numbers."""
-        return self.cause.format(*(f"{x:g}" for x in self.numbers))
+        return self.cause.format(*(digits(x, 6) for x in self.numbers))
 
 
 class Residual(NamedTuple):
@@ -174,19 +175,19 @@ def _temperatures(samples: Sequence[Sample]) -> Iterator[Hypothesis]:
     told = samples[0].temperature
     for t, cause in (
         (
-            (told * told, f"temperature {told:g} is applied twice"),
-            (1.0, f"temperature {told:g} is not applied"),
-            (1 / told, f"logits are multiplied by temperature {told:g}, not divided"),
+            (told * told, f"temperature {digits(told, 6)} is applied twice"),
+            (1.0, f"temperature {digits(told, 6)} is not applied"),
+            (1 / told, f"logits are multiplied by temperature {digits(told, 6)}, not divided"),
         )
         if told != 1
         else ()
     ):
-        yield Hypothesis("temperature", cause, f"divide logits once by {told:g}", partial(_divided, t))
+        yield Hypothesis("temperature", cause, f"divide logits once by {digits(told, 6)}", partial(_divided, t))
     if sum(len(s.tokens) for s in samples) >= FEWEST:
         t = float(f"{_fitted(samples):.3g}")
-        change = f"say --temperature {t:g}, if that is meant"
+        change = f"say --temperature {digits(t, 6)}, if that is meant"
         yield Hypothesis(
-            "temperature", f"logits are divided by {{}}, not by {told:g}", change, partial(_divided, t), (t,)
+            "temperature", f"logits are divided by {{}}, not by {digits(told, 6)}", change, partial(_divided, t), (t,)
         )
 
 

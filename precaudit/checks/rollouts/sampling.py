@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
+from precaudit.schema.digits import digits
 
 IMPL = "threefry2x32"  # JAX's default, written out: a seed means the same tokens whatever the configuration
 Kind = Literal["greedy", "whole", "cut"]
@@ -35,11 +36,11 @@ class Sampling:
     def __post_init__(self) -> None:
         """Check the values."""
         if not (self.temperature >= 0 and np.isfinite(self.temperature)):
-            raise UserError(f"--temperature {self.temperature:g}: a number from 0 (greedy) on is wanted")
+            raise UserError(f"--temperature {digits(self.temperature, 6)}: a number from 0 (greedy) on is wanted")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"--top-k {self.top_k}: at least 1 is wanted")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p:g}: above 0 and at most 1 is wanted")
+            raise UserError(f"--top-p {digits(self.top_p, 6)}: above 0 and at most 1 is wanted")
         if not 0 <= self.seed < 1 << 32:
             raise UserError(f"--seed {self.seed}: 0 to {(1 << 32) - 1} is wanted")
 

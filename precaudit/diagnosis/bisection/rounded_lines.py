@@ -25,6 +25,7 @@ from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_prog
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.comparison.programs import traced_entries
 from precaudit.references.traced.forward import effort
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import json_number
 
 
@@ -60,7 +61,8 @@ class LineTrials:
                 found = self.trial.measure(raised, BASE)
         if self._is_open(found.size, found.error):
             raise UserError(
-                f"{self.figure} {found.size:.3g} ± {found.error:.1g} over samples of rounding is at the limit"
+                f"{self.figure} {digits(found.size)} ± {digits(found.error, 1)} over samples of rounding "
+                "is at the limit"
             )
         flips: Figures = {"flips": float(found.flips)} if self.trial.last.distributions else {}
         return {self.figure: json_number(found.size), **flips}

@@ -9,6 +9,7 @@ import numpy as np
 from precaudit.models.numpy_decoder.accumulation import accumulating
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.formats import FORMATS
+from precaudit.schema.digits import digits
 from precaudit.schema.metrics.sizes import explained_share, norm
 
 HOLDS = 0.9  # share of an error's square that slices must hold to be told
@@ -112,7 +113,7 @@ class Alone:
         if factor == 1:
             return
         what = "it" if where is None else self.name(where)
-        says = f"{what} is zero" if factor == 0 else f"{what} is times {factor:.3g}"
+        says = f"{what} is zero" if factor == 0 else f"{what} is times {digits(factor)}"
         round_to = rounder(self.form)
         for base in (self.reference, self.honest):  # scaled before it was rounded, or after
             made = self.honest.copy()

@@ -16,6 +16,7 @@ from precaudit.references.comparison.cache_state import bits_of
 from precaudit.references.mutations.forms import quantiser
 from precaudit.references.mutations.storing import FEW, to_bits
 from precaudit.references.mutations.variants import Class
+from precaudit.schema.digits import digits
 from precaudit.schema.places import Place
 
 FOREIGN = "foreign rows"
@@ -46,8 +47,8 @@ def explain(
         if np.array_equal(f[bad], narrow[bad].astype(np.float64)):
             return State(f"{name} in {kind}", "format", f"the {says} rows are rounded to {kind}", 1.0, rows)
     if (factor := _factor(f[bad], e[bad], expected)) is not None:
-        says_so = f"the {says} rows {_span(rows)} are multiplied by {factor:g}"
-        return State(f"rows × {factor:g}", "state", says_so, 1.0, rows)
+        says_so = f"the {says} rows {_span(rows)} are multiplied by {digits(factor, 6)}"
+        return State(f"rows × {digits(factor, 6)}", "state", says_so, 1.0, rows)
     if (lies := _order_cause(f[bad], e[bad])) is not None:
         return State(*lies, 1.0, rows)
     for cause, what, cast in _casts(name):
@@ -107,8 +108,8 @@ def _factor(found: Array, expected: Array, like: Array) -> float | None:
     """Return the factor of fewest digits on rows [N, G, K] that gives nearly all elements bit for bit; None if none."""
     size = float((expected * expected).sum())
     x = float((found * expected).sum()) / size if size and np.isfinite(found).all() else 0.0
-    for digits in range(5) if x else ():
-        short = float(f"{x:.{digits}e}")
+    for places in range(5) if x else ():
+        short = float(f"{x:.{places}e}")
         if short != 1 and np.mean(found == widen((expected * short).astype(like.dtype))) >= ENOUGH:
             return short
     return None

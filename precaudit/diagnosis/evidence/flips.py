@@ -11,6 +11,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.comparison.prefill_decode import NEAR, logits_of
 from precaudit.references.textbook.whole import sequence_of
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.metrics.logits import top_ids
 from precaudit.schema.selection import PHASES
@@ -112,7 +113,7 @@ def _continuations(parted: Sequence[Flip], steps: int) -> str:
     if not first:
         return f"greedy continuations stay FP64's for {steps} steps"
     told = [
-        f"{p} at step {f.step} ({'near tie' if f.near else 'no near tie'}, {f.apart:.2g} apart)"
+        f"{p} at step {f.step} ({'near tie' if f.near else 'no near tie'}, {digits(f.apart, 2)} apart)"
         for p, f in first.items()
     ]
     return f"greedy continuations differ from FP64's: {', '.join(told)}"

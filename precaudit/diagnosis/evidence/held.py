@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from precaudit.recording.runs.programs import ProgramPoint
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -20,8 +21,8 @@ def lost_text(e: ErrorRecord, dtype: str) -> str:
     which = f"{e.lost:,} of {e.n:,} whole numbers are stored as others"
     if e.lost_between is not None:
         least, most = (value(x) for x in e.lost_between)
-        which += f", {least:g} to {most:g}" if least < most else f", {least:g}"
-    off = "" if e.max_diff is None else f", by up to {value(e.max_diff):g}"
+        which += f", {digits(least, 6)} to {digits(most, 6)}" if least < most else f", {digits(least, 6)}"
+    off = "" if e.max_diff is None else f", by up to {digits(value(e.max_diff), 6)}"
     collide = f", and {e.collisions:,} collide" if e.collisions else ""
     return f"{which}{off}{collide}: {dtype} does not have them"
 
@@ -36,8 +37,8 @@ def held_cause(e: ErrorRecord, p: ProgramPoint) -> StatedCause | None:
         return StatedCause("format", e.narrow.cause, f"{e.narrow.says}; {at}")
     if e.summed is not None:
         # the error over that of the honest emulation, which sums in float32 and rounds once
-        gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {value(e.ratio):.3g} less error"
-        off = "" if e.rel_l2 is None else f", error {value(e.rel_l2):.2e}"
+        gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {digits(e.ratio)} less error"
+        off = "" if e.rel_l2 is None else f", error {digits(e.rel_l2)}"
         return StatedCause(
             "format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}"
         )

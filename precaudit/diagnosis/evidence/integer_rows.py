@@ -7,6 +7,7 @@ import numpy as np
 from precaudit.diagnosis.evidence.states import ENOUGH, State
 from precaudit.numbers.arrays import Array, rounder, widen
 from precaudit.numbers.integers import in_rows
+from precaudit.schema.digits import digits
 
 
 def explain_integers(found: Array, rows: Array, expected: Array) -> State | None:
@@ -41,7 +42,11 @@ def _ways(found: Array, rows: Array, integers: Array, scales: Array, bad: Array)
         ratio = np.where(np.abs(q) > 16, widen(found)[bad] / (q * s), np.nan)
     if np.isfinite(ratio).any():
         factor = float(np.nanmedian(ratio))
-        yield f"scales × {factor:.4g}", f"every scale is multiplied by {factor:.4g}", stored(q * s * factor)
+        yield (
+            f"scales × {digits(factor, 4)}",
+            f"every scale is multiplied by {digits(factor, 4)}",
+            stored(q * s * factor),
+        )
     heads = scales.shape[1]
     for by in range(1, heads):
         says = f"head h is read with the scale of head (h − {by}) mod {heads}"

@@ -3,6 +3,7 @@
 import numpy as np
 
 from precaudit.numbers.arrays import Array
+from precaudit.schema.digits import digits
 from precaudit.schema.places import spans
 
 FEW = 8  # rows below which nothing is said
@@ -41,7 +42,7 @@ def shape(sizes: Array, at: Array) -> str:
     early, late = np.median(sizes[:quarter]), np.median(sizes[-quarter:])
     ranks = np.argsort(np.argsort(sizes))
     if late > GROWS * early and np.corrcoef(ranks, np.arange(len(at)))[0, 1] > MONOTONE:
-        return f"grows with position: {early:.1e} in the first quarter, {late:.1e} in the last"
+        return f"grows with position: {digits(early, 2)} in the first quarter, {digits(late, 2)} in the last"
     return "at every position alike" if hit.mean() > 0.9 else ""
 
 

@@ -8,8 +8,9 @@ from precaudit.diagnosis.evidence.positions import describe_positions
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.replay import Replay
+from precaudit.schema.digits import digits
 from precaudit.schema.metrics.sizes import own_index
-from precaudit.schema.records.base import json_number, value
+from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import Worst
 
 
@@ -18,7 +19,7 @@ def broken_limit(v: Verdict) -> str:
     if not v.metric or v.value is None or v.limit is None:
         return ""
     index = "" if v.index is None else f" {list(v.index) if isinstance(v.index, tuple | list) else v.index}"
-    return f"{v.metric} of {v.scope or 'the tensor'}{index} is {value(v.value):.3g}, the limit {value(v.limit):.3g}"
+    return f"{v.metric} of {v.scope or 'the tensor'}{index} is {digits(v.value)}, the limit {digits(v.limit)}"
 
 
 def worst_inside(found: Replay, axes: str, at: Array, rows: Array, v: Verdict) -> Worst | None:
@@ -62,8 +63,7 @@ def describe_unrecognised(found: Replay, axes: str, at: Array) -> str:
     nearest = found.best
     says = "none of the variants tried reproduces it within the limits"
     if nearest.explained > 0 and nearest.variant is not found.announced.variant:
-        says += (
-            f"; the nearest explains all but {100 * (1 - nearest.explained):.2g} % of the error: {nearest.variant.says}"
-        )
+        rest = digits(100 * (1 - nearest.explained), 2)
+        says += f"; the nearest explains all but {rest} % of the error: {nearest.variant.says}"
     shown = describe_positions(found.left, found.made, axes, at)
     return f"{says}; {shown}" if shown else says

@@ -12,6 +12,7 @@ from precaudit.numbers.arrays import Array, as_format, to_single, widen
 from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.mutations.variants import Class
 from precaudit.references.textbook.handover import expected_stream
+from precaudit.schema.digits import digits
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records.errors import ErrorRecord
 
@@ -57,9 +58,9 @@ def _embedding_state(recorded: Recorded, model: Model, place: Place, rows: Rows)
     for d in range(6) if x else ():
         short = float(f"{x:.{d}e}")
         if short != should:
-            says = "are not scaled" if short == 1 else f"are times {short:g}"
-            told = f"embedding rows {says}, the configuration says × {should:g}"
-            name = "embedding's factor left out" if short == 1 else f"embedding × {short:g}"
+            says = "are not scaled" if short == 1 else f"are times {digits(short, 6)}"
+            told = f"embedding rows {says}, the configuration says × {digits(should, 6)}"
+            name = "embedding's factor left out" if short == 1 else f"embedding × {digits(short, 6)}"
             ways.append((name, "semantics", told, each * short))
     root = np.sqrt((each * each).mean(axis=1, keepdims=True))
     ways.append(
@@ -90,4 +91,6 @@ def _scale_state(found: Array, expected: Array, state: State) -> State | None:
     share = float(np.mean(widen(as_format(e * factor, found.dtype.name)) == f))
     if factor == 1.0 or share < ENOUGH:
         return None
-    return State("stream scaled", "semantics", f"the rows handed on are multiplied by {factor:.4g}", share, state.rows)
+    return State(
+        "stream scaled", "semantics", f"the rows handed on are multiplied by {digits(factor, 4)}", share, state.rows
+    )

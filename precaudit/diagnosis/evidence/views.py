@@ -8,6 +8,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import view_of
 from precaudit.schema.metrics.sizes import norm, ratio
@@ -105,6 +106,6 @@ def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | 
     )
     worst = max(p.distance for p in logits)
     return (
-        f"{first.against} and decode first differ at {where} ({first.distance:.1e}, prompt {first.prompt}, position "
-        f"{first.position}), logits by up to {worst:.1e}: {kind}"
+        f"{first.against} and decode first differ at {where} ({digits(first.distance, 2)}, "
+        f"prompt {first.prompt}, position {first.position}), logits by up to {digits(worst, 2)}: {kind}"
     )

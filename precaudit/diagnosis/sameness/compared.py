@@ -29,6 +29,7 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.alignment.vectors import Vectors
 from precaudit.references.traced.forward import NotChained
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.places import spans
@@ -229,8 +230,8 @@ def _same_says(programs: tuple[str, str], found: Sequence[RowsBeside], worst: fl
     off = [max(value(r.rounding[i]) for r in found) for i in (0, 1)]
     constants = "" if worst <= ONE_VALUE else ", a difference that a constant in float32 may explain"
     return (
-        f"are one formula: {rows} agree in FP64 to {worst:.1e}{constants}. As they ran, {programs[0]} is {off[0]:.2e} "
-        f"from FP64 and {programs[1]} {off[1]:.2e}" + _nearer(programs, off)
+        f"are one formula: {rows} agree in FP64 to {digits(worst, 2)}{constants}. As they ran, {programs[0]} is "
+        f"{digits(off[0])} from FP64 and {programs[1]} {digits(off[1])}" + _nearer(programs, off)
     )
 
 
@@ -245,4 +246,4 @@ def _other_says(found: Sequence[RowsBeside], worst: float) -> str:
     r = max(found, key=lambda r: value(r.apart))
     row = f"row{'s' if len(r.where) > 1 else ''} {spans(r.where)} of {r.rows}"
     where = f"all {r.rows} rows" if len(r.where) == r.rows else row
-    return f"are not one formula: without any rounding, {r.output} is up to {worst:.1e} apart in {where}"
+    return f"are not one formula: without any rounding, {r.output} is up to {digits(worst, 2)} apart in {where}"

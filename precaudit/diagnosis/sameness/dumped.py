@@ -24,6 +24,7 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.alignment.axes import Fit, nearest_order
 from precaudit.references.traced.forward import NotChained
+from precaudit.schema.digits import digits
 from precaudit.schema.records.base import json_number, value
 
 # Relative distance of a tensor from FP64 that its format, sums in it over layers, and constants in float32 make of it.
@@ -208,8 +209,8 @@ def _same_says(tensors: Sequence[TensorHeld]) -> str:
     rest = f"; the other {len(tensors) - len(known)} are values that it does not show" if few else ""
     widest = max((t.dtype for t in known), key=lambda dtype: NEAR.get(dtype, NARROW))
     limit = NEAR.get(widest, NARROW)
-    told = "" if widest == "float64" else f" as far as {widest} tells, {limit:g}"
-    off = "" if worst.off is None else f", to {value(worst.off):.1e}"
+    told = "" if widest == "float64" else f" as far as {widest} tells, {digits(limit, 6)}"
+    off = "" if worst.off is None else f", to {digits(worst.off, 2)}"
     return f"are one formula{told}: {which} a value of the program in FP64{off}{rest}"
 
 

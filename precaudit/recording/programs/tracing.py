@@ -47,6 +47,7 @@ from precaudit.recording.tracing.predicting import (
     compiler_output,
     device_name,
 )
+from precaudit.schema.digits import digits
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import Way
@@ -333,7 +334,9 @@ def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:
     """Return what a program's outputs are without excess precision beside those with it, in words."""
     off = _apart(strict, usual)
     apart = (
-        "has the same bits" if off is None else f"differs by up to {off:.3g} in {case}: declared roundings are left out"
+        "has the same bits"
+        if off is None
+        else f"differs by up to {digits(off)} in {case}: declared roundings are left out"
     )
     return f"{STRICTLY} (--strict); with it, by XLA's default, the output {apart}"
 

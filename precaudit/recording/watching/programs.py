@@ -16,6 +16,7 @@ from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.watching.calls import Kept
 from precaudit.recording.watching.functions import name_and_place
+from precaudit.schema.digits import digits
 from precaudit.schema.selection import names_in, parse_layers
 
 SMALL = 64  # elements: fewer are no parameters, where one call tells nothing
@@ -143,7 +144,7 @@ def outputs_apart(opened: Opened, calls: Sequence[Kept]) -> str | None:
             if x.tobytes() != y.tobytes():
                 off = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
                 which = f"output {name.removeprefix(f'{OUTPUT}out')} of call {call}"
-                return f"{which} differs from the script's by up to {off:.3g}"
+                return f"{which} differs from the script's by up to {digits(off)}"
     return None
 
 

@@ -23,6 +23,7 @@ from precaudit.references.alignment.roles import (
     wrong_role,
 )
 from precaudit.references.alignment.rows import name_rows
+from precaudit.schema.digits import digits
 
 ALONE = 0.5  # of a tensor's vectors, above which what they are is what it is
 
@@ -197,10 +198,10 @@ def _value_mistake(alignment: Alignment, part: Part, owner: int, name: str, bad:
     near = fit_constants(mine[bad], x[bad])
     whole = bad.mean() > ALONE
     if whole and near.left < 2**-6 and near.times != 1:
-        return Mistake("form", where, name, f"it is times {near.times:.6g}")
+        return Mistake("form", where, name, f"it is times {digits(near.times, 6)}")
     if whole and near.left < 2**-6 and near.plus:
-        return Mistake("form", where, name, f"it is plus {near.plus:.6g}")
-    return Mistake("values", where, name, f"{others}: relative L2 error {near.distance:.2g}")
+        return Mistake("form", where, name, f"it is plus {digits(near.plus, 6)}")
+    return Mistake("values", where, name, f"{others}: relative L2 error {digits(near.distance, 2)}")
 
 
 def _both_values(alignment: Alignment, part: Part, owner: int) -> tuple[Array, Array, str]:
@@ -222,7 +223,7 @@ def _both_values(alignment: Alignment, part: Part, owner: int) -> tuple[Array, A
 def _form_text(form: Form) -> str:
     if form.through:
         return f"its values were rounded to {form.through} before {form.format}"
-    parts = [f"times {form.times:.6g}"] * (form.times != 1) + [f"plus {form.plus:g}"] * bool(form.plus)
+    parts = [f"times {digits(form.times, 6)}"] * (form.times != 1) + [f"plus {digits(form.plus, 6)}"] * bool(form.plus)
     return f"it is {' '.join(parts) or 'as stored'}, where the others are not"
 
 
@@ -245,7 +246,9 @@ def _missing(alignment: Alignment) -> Iterator[Mistake]:
         every = (nearest_tensor(v, lost) for v in along_axes(alignment.theirs.tensors[name]))
         near = min((n for n in every if n is not None), key=lambda n: n.distance, default=None)
         beside = (
-            "" if near is None else f"; the nearest vector is of {near.tensor}, relative L2 error {near.distance:.2g}"
+            ""
+            if near is None
+            else f"; the nearest vector is of {near.tensor}, relative L2 error {digits(near.distance, 2)}"
         )
         yield Mistake("missing", "", name, f"it is nowhere in {alignment.own.label}{beside}")
 

@@ -13,6 +13,7 @@ from precaudit.references.alignment.names import NamesText, names_text, slice_te
 from precaudit.references.alignment.parameters import Part, steps_in
 from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.alignment.roles import Mistake
+from precaudit.schema.digits import digits
 
 
 class AlignedPart(msgspec.Struct, frozen=True):
@@ -114,9 +115,9 @@ def describe_part(alignment: Alignment, part: Part) -> str:
     if (part.index < 0).any() and part.order is not None:
         said.append(f"{int((part.index < 0).sum())} rows of zeros among them")
     if form.times != 1:
-        said.append(f"times {form.times:.6g}")
+        said.append(f"times {digits(form.times, 6)}")
     if form.plus:
-        said.append(f"plus {form.plus:g}")
+        said.append(f"plus {digits(form.plus, 6)}")
     if form.format != tensor.format:
         said.append(f"rounded to {form.format}")
     return ", ".join(said)

@@ -6,12 +6,13 @@ from itertools import product
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS
 from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.comparison.prefill_decode import NEAR, independent_prompts
+from precaudit.references.textbook.single_rows import single_rows
 from precaudit.references.textbook.whole import Whole
 from precaudit.schema import predictions
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import Place, point_text
@@ -83,8 +84,8 @@ def notes_on(
     for n in recorded.run.record.neutrality:
         if not n.bitwise:
             times = disturbance(n, noise)
-            told = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
-            yield f"recording changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
+            told = f", {digits(times, 2)} × the noise of their rounding" if math.isfinite(times) else ""
+            yield f"recording changed the {n.phase} logits by up to {digits(n.max_diff)}{told}"
     for a, b in independent_prompts(recorded, selected.prompts, whole):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
     differing = [e for e in errors if e.kind == "state" and e.mismatched and e.point in CACHES.values()]
@@ -104,20 +105,3 @@ def notes_on(
     bad = [e for e in errors if e.nonfinite]
     if bad:
         yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"
-
-
-def single_rows(errors: list[ErrorRecord]) -> Iterator[str]:
-    """Yield what it costs that a device rounds the products of a single row before it sums them."""
-    local = [e for e in errors if e.kind == "local" and e.rel_l2 is not None]
-    found = [e for e in local if any(ROUNDED_PRODUCTS in how for how in (e.elided or {}).values())]
-    if not found:
-        return
-    points = {e.point for e in found}
-    alike = [value(e.rel_l2) for e in local if e.phase == "prefill" and e.point in points]
-    against = f", {np.median(alike):.1e} in prefill" if alike else ""
-    yield (
-        f"decode: {len(found)} operations ({', '.join(p for p in POINTS if p in points)}) rounded each product to "
-        f"{found[0].dtype} before the float32 sum, as XLA on a GPU does to products with one row: local error "
-        f"{np.median([value(e.rel_l2) for e in found]):.1e}{against}; ask for a float32 result "
-        "(preferred_element_type=jnp.float32) and round that, and it is not done"
-    )

@@ -12,6 +12,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.recording.opening import against_folder
 from precaudit.recording.runs.programs import Opened, ProgramRun, index_of, judged_places
 from precaudit.recording.runs.sketched import sketches_in
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import CACHES
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import json_number
@@ -180,7 +181,7 @@ def _estimate(x: Parts, y: Parts) -> tuple[float | None, float | None, str]:
         return None, None, "the reference is 0"
     apart = np.linalg.norm(x["projections"].astype(np.float64) - y["projections"]) / size
     if apart < RESOLVED:
-        return None, None, f"below {RESOLVED:.0e}, which projections in float32 do not tell"
+        return None, None, f"below {digits(RESOLVED, 1)}, which projections in float32 do not tell"
     return float(apart), NORMAL / (2 * len(x["projections"])) ** 0.5, ""
 
 

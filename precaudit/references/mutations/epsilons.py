@@ -9,6 +9,7 @@ from precaudit.references.mutations.bench import Bench, Tried
 from precaudit.references.mutations.fitting import Fit, fits
 from precaudit.references.mutations.numbers import fit_number
 from precaudit.references.mutations.variants import Variant
+from precaudit.schema.digits import digits
 
 EPSILON = "epsilon"
 OUTSIDE = "epsilon outside the root"
@@ -37,7 +38,7 @@ class Span:
 
     def __str__(self) -> str:
         """Return two numbers of two digits that hold all between."""
-        return f"{_digits(self.low, floor):g} to {_digits(self.high, ceil):g}"
+        return f"{digits(_cut_to(self.low, floor), 6)} to {digits(_cut_to(self.high, ceil), 6)}"
 
     @property
     def narrow(self) -> bool:
@@ -81,18 +82,21 @@ def _name_fit(span: Span, best: Variant, alone: bool, outside: bool) -> Variant:
 
     ``alone``: no other number is as short; ``outside``: the announced one fits, too, where it is added to the root.
     """
-    x, announced = best.number, f"the configuration says {span.announced:g}"
+    x, announced = best.number, f"the configuration says {digits(span.announced, 6)}"
     if not outside and span.nothing:
         return replace(best, name="epsilon left out", says=f"epsilon is left out, or at most {_top(span)}, {announced}")
     if not outside and alone and span.narrow:
         if best.kind == "format":
             return best
         all_of_them = f" ({span} fit)" if span.high > TOLD * span.low else ""
-        return replace(best, name=f"epsilon {x:g}", says=f"epsilon is {x:g}{all_of_them}, {announced}")
+        return replace(
+            best, name=f"epsilon {digits(x, 6)}", says=f"epsilon is {digits(x, 6)}{all_of_them}, {announced}"
+        )
     low = span.high < span.announced
     name = f"epsilon {'below' if low else 'above'} the configuration's{', or outside the root' if outside else ''}"
     also = "; so does the configuration's, added to the root" if outside else ""
-    says = f"epsilon is {'smaller' if low else 'larger'} than the configuration's {span.announced:g}: {span} fit{also}"
+    than = f"{'smaller' if low else 'larger'} than the configuration's {digits(span.announced, 6)}"
+    says = f"epsilon is {than}: {span} fit{also}"
     return replace(best, name=name, says=says)
 
 
@@ -122,7 +126,7 @@ def _best(numbers: Sequence[Tried]) -> Tried:
 
     def rank(t: Tried) -> tuple[bool, int, float]:
         x = t.variant.number or 0.0
-        return (t.equal == 1.0, _of_ten(x) + (x == _digits(x, round, 1)), t.explained)
+        return (t.equal == 1.0, _of_ten(x) + (x == _cut_to(x, round, 1)), t.explained)
 
     return max(numbers, key=rank)
 
@@ -165,13 +169,13 @@ def _of_ten(x: float) -> bool:
     return f"{x:.6e}".startswith("1.000000e")
 
 
-def _digits(x: float, towards: Callable[[float], int], digits: int = 2) -> float:
+def _cut_to(x: float, towards: Callable[[float], int], places: int = 2) -> float:
     """Return a number to so many digits."""
     if x == 0.0:
         return 0.0
-    unit = 10.0 ** (floor(log10(x)) - digits + 1)
+    unit = 10.0 ** (floor(log10(x)) - places + 1)
     return float(f"{towards(round(x / unit, 6)) * unit:.6g}")
 
 
 def _top(span: Span) -> str:
-    return f"{_digits(span.high, ceil):g}"
+    return digits(_cut_to(span.high, ceil), 6)

@@ -32,6 +32,7 @@ from precaudit.references.mutations.operands import scaled_weights
 from precaudit.references.mutations.products import weight_inputs
 from precaudit.references.mutations.rotation import again, base_of, shift_positions, stop_positions, with_base
 from precaudit.references.mutations.variants import Variant
+from precaudit.schema.digits import digits
 
 SINKS = 4  # first keys that every row sees beside its window (Xiao et al. 2024, StreamingLLM)
 AHEAD = "keys seen past the row's own"
@@ -58,11 +59,15 @@ class Fit:
     def variant(self, x: float) -> Variant:
         """Return the operation with the number at ``x``."""
         should = (
-            "there is none in the configuration" if self.announced is None else (f"{self.source} {self.announced:.6g}")
+            "there is none in the configuration"
+            if self.announced is None
+            else (f"{self.source} {digits(self.announced, 6)}")
         )
-        says = f"{self.what} is {x:.6g}, {should}{self.nearest(x)}"
+        says = f"{self.what} is {digits(x, 6)}, {should}{self.nearest(x)}"
         ahead = int(x) if self.what == AHEAD else 0
-        return Variant(f"{self.what} {x:.6g}", "semantics", says, self.form(x), fitted=True, ahead=ahead, number=x)
+        return Variant(
+            f"{self.what} {digits(x, 6)}", "semantics", says, self.form(x), fitted=True, ahead=ahead, number=x
+        )
 
     def nearest(self, x: float) -> str:
         """Return the known value within 0.1 %, in words."""

@@ -22,6 +22,7 @@ from precaudit.references.mutations.forms import (
     with_tensors,
 )
 from precaudit.references.mutations.variants import NARROW, Variant, roundings_of
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.point import Point
 
 USUAL = (1e-5, 1e-6, 1e-8)  # epsilons that models have
@@ -105,8 +106,8 @@ def _epsilons(eps: float) -> Iterator[Variant]:
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
     for usual in USUAL:
         if usual != eps:
-            says = f"epsilon is {usual:g}, the configuration says {eps:g}"
-            yield semantics(f"epsilon {usual:g}", says=says, form=constant(norm_eps=usual), number=usual)
+            says = f"epsilon is {digits(usual, 6)}, the configuration says {digits(eps, 6)}"
+            yield semantics(f"epsilon {digits(usual, 6)}", says=says, form=constant(norm_eps=usual), number=usual)
 
 
 def _means(row: Point) -> Iterator[Variant]:

@@ -13,6 +13,7 @@ from precaudit.numbers.formats import EIGHT_BITS, FORMATS, INTEGERS
 from precaudit.references.mutations.forms import Form, Inputs, Weight, at_place, usual_form, with_tensors
 from precaudit.references.mutations.storing import FEW, to_bits
 from precaudit.references.mutations.variants import NARROW, Variant, at
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.policies import Policy
 
@@ -249,9 +250,9 @@ def single_weights(o: Inputs, left: Array) -> Iterator[Variant]:
         by = float(along[j] / size[j]) if size[j] else 0.0
         if w[n, j] and by:
             factor = float(f"{1 + by / w[n, j]:.3g}")
-            says = f"weight [{n}, {j}] of the matrix is times {factor:g}"
+            says = f"weight [{n}, {j}] of the matrix is times {digits(factor, 6)}"
             yield semantics(
-                f"one weight × {factor:g}", says=says, form=reading(partial(_one, n, j, factor)), fitted=True
+                f"one weight × {digits(factor, 6)}", says=says, form=reading(partial(_one, n, j, factor)), fitted=True
             )
     order = np.argsort(-power)[:MOST_CHANNELS] if o.row.rotates else ()
     for n in map(int, order):

@@ -9,6 +9,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.forms import on_result
 from precaudit.references.mutations.variants import Variant
+from precaudit.schema.digits import digits
 from precaudit.schema.places import spans
 
 HIT = 3.0  # times the usual relative size of what is left, from which a slice counts as hit
@@ -94,7 +95,7 @@ def _at(where: Array, value: float, axes: str, out: Array) -> Array:
 
 def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[SliceFactors]:
     for x in _factors(c, y, roundoff):
-        yield SliceFactors(f"× {x:g}", f"the result is multiplied by {x:g}", np.full((1, 1, 1), x))
+        yield SliceFactors(f"× {digits(x, 6)}", f"the result is multiplied by {digits(x, 6)}", np.full((1, 1, 1), x))
     whole = next(iter(_factors(c, y, roundoff)), float("nan"))
     for scope, over in _scopes(c, axes):
         power = (y * y).sum(axis=over, keepdims=True)
@@ -105,9 +106,9 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
         size = factors.size
         if size > 1 and c.size // size >= ROWS and axes[-1] != "V":
             low, high = float(factors.min()), float(factors.max())
-            says = f"every {scope} has a factor of its own, {low:.4g} to {high:.4g}"
+            says = f"every {scope} has a factor of its own, {digits(low, 4)} to {digits(high, 4)}"
             if np.isfinite(whole) and high - low <= ALIKE * abs(whole - 1):
-                says = f"{scope}s differ by {low:.4g} to {high:.4g}, all alike: × {whole:.5g}"
+                says = f"{scope}s differ by {digits(low, 4)} to {digits(high, 4)}, all alike: × {digits(whole, 5)}"
             yield SliceFactors(f"{scope}s scaled", says, factors, many=True)
 
 
@@ -174,12 +175,12 @@ def _some(
     middle = float(np.median(found))
     if np.ptp(found) <= ALIKE * max(abs(middle), ALIKE):
         for x in (0.0,) if abs(middle) <= 1e-6 else ones:
-            told = "zeroed" if x == 0 else f"× {x:g}"
-            says = f"{named} {'is' if count == 1 else 'are'} {'zero' if x == 0 else f'multiplied by {x:g}'}"
+            told = "zeroed" if x == 0 else f"× {digits(x, 6)}"
+            says = f"{named} {'is' if count == 1 else 'are'} {'zero' if x == 0 else f'multiplied by {digits(x, 6)}'}"
             yield SliceFactors(f"{named} {told}", says, np.where(hit, x, 1.0))
     if count > 1:
         low, high = float(found.min()), float(found.max())
-        says = f"{named}: each is multiplied by a factor of its own, {low:.4g} to {high:.4g}"
+        says = f"{named}: each is multiplied by a factor of its own, {digits(low, 4)} to {digits(high, 4)}"
         yield SliceFactors(f"{named} scaled", says, np.where(hit, factors, 1.0), many=True)
 
 
@@ -195,9 +196,9 @@ def _shifted_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) -
                 told = _slices_text(scope, at, hit)
                 form = on_result(partial(_plus, np.where(hit, x, 0.0), axes))
                 yield Variant(
-                    f"{x:+g} in {told}",
+                    f"{'+' * (x > 0)}{digits(x, 6)} in {told}",
                     "semantics",
-                    f"{x:g} is added in {told}",
+                    f"{digits(x, 6)} is added in {told}",
                     form,
                     fitted=True,
                     carries=scope != "token",
@@ -217,8 +218,8 @@ def _constant_slices(at: Array, axes: str, c: Array, y: Array, roundoff: float) 
             values = np.unique(low[hit])
             if len(values) == 1 and (hit.sum() == 1 if single else hit.sum() < hit.size):
                 x, told = float(values[0]), _slices_text(scope, at, hit)
-                is_ = f"{told} {'is' if hit.sum() == 1 else 'are'} {'zero' if x == 0 else f'{x:g}'}"
-                name = f"{told} zeroed" if x == 0 else f"{told} at {x:g}"
+                is_ = f"{told} {'is' if hit.sum() == 1 else 'are'} {'zero' if x == 0 else f'{digits(x, 6)}'}"
+                name = f"{told} zeroed" if x == 0 else f"{told} at {digits(x, 6)}"
                 form = on_result(partial(_at, np.broadcast_to(hit, c.shape), x, axes))
                 yield Variant(name, "semantics", is_, form, fitted=True, carries=scope != "token")
 
@@ -229,17 +230,24 @@ def _clip(c: Array, y: Array) -> Iterator[Variant]:
         return
     top, low, high = float(np.abs(c).max()), float(c.min()), float(c.max())
     if 0 < top < 0.98 * float(np.abs(y).max()):
-        says = f"results are clipped to ±{top:g}"
-        yield Variant(f"clipped at ±{top:g}", "semantics", says, on_result(partial(_between, -top, top)), fitted=True)
+        says = f"results are clipped to ±{digits(top, 6)}"
+        yield Variant(
+            f"clipped at ±{digits(top, 6)}", "semantics", says, on_result(partial(_between, -top, top)), fitted=True
+        )
     far = float(np.abs(y).max())
     for name, edge, is_, ends in (
         ("least", low, float(y.min()) < low - 0.02 * far, (low, np.inf)),
         ("largest", high, float(y.max()) > high + 0.02 * far, (-np.inf, high)),
     ):
         if is_:
-            says = f"results {'below' if name == 'least' else 'above'} {edge:g} are {edge:g}: clipped on one side"
+            at = digits(edge, 6)
+            says = f"results {'below' if name == 'least' else 'above'} {at} are {at}: clipped on one side"
             yield Variant(
-                f"clipped, {name} {edge:g}", "semantics", says, on_result(partial(_between, *ends)), fitted=True
+                f"clipped, {name} {digits(edge, 6)}",
+                "semantics",
+                says,
+                on_result(partial(_between, *ends)),
+                fitted=True,
             )
 
 
@@ -256,7 +264,7 @@ def _smallest(c: Array) -> Iterator[Variant]:
     kept = (c != x).sum(axis=-1)
     n = int(kept.max(initial=0))
     if 0 < n < c.shape[-1] // 2:
-        says = f"all but the {n} largest of a row are {x:g}"
+        says = f"all but the {n} largest of a row are {digits(x, 6)}"
         yield Variant(f"{n} largest alone", "semantics", says, on_result(partial(_largest, n, x)), fitted=True)
 
 
@@ -275,9 +283,10 @@ def _dropout(axes: str, c: Array, y: Array) -> Iterator[Variant]:
     error = HIT * np.sqrt(p * (1 - p) / n) / (1 - p) ** 2
     share = float(f"{1 - 1 / x:.2g}") if x else 0.0
     if 0 < share < 1 and abs(x - 1 / (1 - p)) <= error:
-        says = f"a share of {share:g} of the elements is zero, the others are times 1 / (1 − {share:g}): dropout"
+        rate = digits(share, 6)
+        says = f"a share of {rate} of the elements is zero, the others are times 1 / (1 − {rate}): dropout"
         form = on_result(partial(_times, np.where(gone, 0.0, 1 / (1 - share)), axes))
-        yield Variant(f"dropout {share:g}", "semantics", says, form, fitted=True, carries=False)
+        yield Variant(f"dropout {digits(share, 6)}", "semantics", says, form, fitted=True, carries=False)
 
 
 def _largest(n: int, x: float, out: Array) -> Array:
@@ -296,7 +305,7 @@ def added_number(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
         return
     near = max(3 * float(left.std()) / left.size**0.5, roundoff * abs(x))
     x = next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s), x)
-    says = f"{x:g} is added to every element"
+    says = f"{digits(x, 6)} is added to every element"
     for twice in (True, False):
         form = on_result(lambda out: out + x, twice)
-        yield Variant(f"{x:+g} everywhere", "semantics", says, form, fitted=True)
+        yield Variant(f"{'+' * (x > 0)}{digits(x, 6)} everywhere", "semantics", says, form, fitted=True)

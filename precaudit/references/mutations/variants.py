@@ -18,6 +18,7 @@ from precaudit.numbers.arrays import Array, cutter, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.references.mutations.flash import Flash
 from precaudit.references.mutations.forms import Form, usual_form
+from precaudit.schema.digits import digits
 from precaudit.schema.graphs.point import Point
 
 Class = Literal["rounding", "format", "quantisation", "semantics", "state"]
@@ -67,7 +68,7 @@ def roundings_of(what: str, x: float, form: Callable[[float], Form]) -> Iterator
         narrow = rounded_to(name, x)
         if narrow not in seen:
             seen.add(narrow)
-            says = f"the {what} {x:.6g} is rounded to {name}: {narrow:.6g}"
+            says = f"the {what} {digits(x, 6)} is rounded to {name}: {digits(narrow, 6)}"
             yield Variant(f"{what} rounded to {name}", "format", says, form(narrow), number=narrow)
 
 

@@ -12,6 +12,7 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.traced.remade import Tapped, Values
+from precaudit.schema.digits import digits
 
 INVALID = dict.fromkeys(("add", "cumsum", "reduce_sum", "sub"), "inf − inf")
 INVALID |= dict.fromkeys(("conv_general_dilated", "dot_general", "ragged_dot_general"), "inf − inf or 0 · inf in a sum")
@@ -148,4 +149,4 @@ def _largest(dtype: str) -> str:
 
 
 def _short(x: float) -> str:
-    return f"{x:.1e}".replace("e+0", "e").replace("e+", "e")
+    return digits(x, 2).replace("e+0", "e").replace("e+", "e")

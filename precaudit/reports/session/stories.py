@@ -9,9 +9,9 @@ from precaudit.errors import UserError
 from precaudit.judging.programs import sources
 from precaudit.recording.runs.programs import Opened
 from precaudit.reports.cells import KINDS, Cell, story
-from precaudit.reports.digits import digits
 from precaudit.reports.gathered import Recalled
 from precaudit.reports.tokens import Text, in_context, token_ids
+from precaudit.schema.digits import digits
 from precaudit.schema.filed import of_place
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value

@@ -349,7 +349,7 @@ def norm(x, w, epsilon=1e-5):
 
 
 EPSILONS = {
-    "3e-06 at": lambda x, w: norm(x, w, 3e-6), "1e-06 at": lambda x, w: norm(x, w, 1e-6),
+    "3e-6 at": lambda x, w: norm(x, w, 3e-6), "1e-6 at": lambda x, w: norm(x, w, 1e-6),
     "is left out": lambda x, w: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True)) * w,
 }  # fmt: skip
 
@@ -360,6 +360,6 @@ def test_an_epsilon_is_told_by_its_number_and_left_out_where_there_is_none(told)
     given = rng.standard_normal((8, 64)).astype(np.float32) / 64, rng.standard_normal(64).astype(np.float32)
     found = gradcheck(EPSILONS[told], norm, given, argnums=(), hostile=False)
     assert told in found.conclusions[0]
-    assert "1e-05 at" in found.conclusions[0]
+    assert "1e-5 at" in found.conclusions[0]
     assert ("is left out" in found.conclusions[0]) == (told == "is left out")
     assert gradcheck(norm, norm, given, argnums=(), hostile=False).exit_code == 0

@@ -71,7 +71,7 @@ def test_where_there_is_no_estimate_it_says_why():
         (x, y | {"size": np.zeros(2)}, "the reference is 0"),
         (one(parts(0, n=64)), y, "the runs have other numbers of projections"),
         ({k: v for k, v in x.items() if k != "projections"}, y, "no projections were kept (--sketch N)"),
-        (near, y, "below 2e-06, which projections in float32 do not tell"),
+        (near, y, "below 2e-6, which projections in float32 do not tell"),
     ):
         assert _estimate(ours, theirs) == (None, None, why)
 

@@ -52,7 +52,7 @@ FITTED = {
     "scale × √K 1.3": (lambda c: constant(query_scale=1.3 * c.score_scale), "attn_out"),
     "score cap 20": (lambda _: constant(score_cap=20.0), "attn_out"),
     "epsilon 0.0001": (lambda _: constant(norm_eps=1e-4), "attn_norm"),
-    "epsilon 3e-05": (lambda _: constant(norm_eps=3e-5), "final_norm"),
+    "epsilon 3e-5": (lambda _: constant(norm_eps=3e-5), "final_norm"),
     "RoPE base 20000": (lambda _: constant(rope_theta=20000.0), "q"),
     "RoPE base 7300": (lambda _: constant(rope_theta=7300.0), "k"),
     "offset of positions 3": (lambda _: shift_positions(3), "q"),
@@ -80,7 +80,7 @@ def test_a_free_number_is_fitted_and_said(operation, cause, policy):
 
 def test_what_a_number_is_nearest_to_is_said(operation):
     found = made_by(operation, constant(norm_eps=1e-4), "attn_norm")
-    assert found.named.variant.says == "epsilon is 0.0001, the configuration says 1e-06"
+    assert found.named.variant.says == "epsilon is 0.0001, the configuration says 1e-6"
     _, model, _ = operation("llama-gqa", "scores", "fp32-highest", 1)
     found = made_by(operation, constant(query_scale=0.98 * model.config.score_scale), "scores")
     assert found.named.variant.says == "scale × √K is 0.98, it should be 1; nearest known: none"

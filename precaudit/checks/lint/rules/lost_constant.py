@@ -9,6 +9,7 @@ import numpy as np
 from precaudit.checks.lint.flow import FLOATS, NARROW, Equation, Graph, Passes, as_moved
 from precaudit.checks.lint.rule import Hit, Rule
 from precaudit.checks.lint.view import CallView
+from precaudit.schema.digits import digits
 
 ROOTS = ("rsqrt", "sqrt", "log", "pow")
 EIGHT = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz")
@@ -52,7 +53,7 @@ def _infinite(number: float, dtype: str) -> str:
     masks = ": a row that is masked throughout becomes NaN" if number < 0 else ""
     with np.errstate(over="ignore"):
         held = "NaN" if np.isnan(np.float64(number).astype(ml_dtypes.finfo(dtype).dtype)) else "infinite"
-    return f"{number:g} is {held} in {dtype}{masks}."
+    return f"{digits(number, 6)} is {held} in {dtype}{masks}."
 
 
 def infinite(graph: Graph, e: Equation) -> tuple[Any, ...]:
@@ -71,9 +72,9 @@ def masked_twice(graph: Graph, e: Equation) -> tuple[Any, ...]:
     most = float(ml_dtypes.finfo(e.result).max)
     lowest = [_lowest(graph, v, _through_addition) for v in e.inputs]
     if sum(lowest) < -most and max(lowest) < 0:
-        return (f"Masks of {lowest[0]:g} and {lowest[1]:g} add up to −∞ in {e.result}: {MASKED}.",)
+        return (f"Masks of {digits(lowest[0], 6)} and {digits(lowest[1], 6)} add up to −∞ in {e.result}: {MASKED}.",)
     if e.result == "float16" and min(_lowest(graph, v, as_moved) for v in e.inputs) == -most:
-        return (f"A mask of {-most:g} and a score below −16 add up to −∞ in float16: {MASKED}.",)
+        return (f"A mask of {digits(-most, 6)} and a score below −16 add up to −∞ in float16: {MASKED}.",)
     return ()
 
 
@@ -102,10 +103,10 @@ def rounded_away(graph: Graph, e: Equation) -> tuple[Any, ...]:
         return ()
     if e.primitive == "convert_element_type" and e.dtype() in FLOATS:
         if given[0] != held and held in (0, 1):
-            return (f"{given[0]:.12g} is {held:g} in {e.result}.",)
+            return (f"{digits(given[0], 12)} is {digits(held, 6)} in {e.result}.",)
     elif e.primitive in ("add", "sub") and abs(held) == 1 and all(given) and held in (given[0], given[1]):
         small = given[1] if held == given[0] else given[0]
-        return (f"1 and {small:.2g} add up to 1 in {e.result}.",)
+        return (f"1 and {digits(small, 2)} add up to 1 in {e.result}.",)
     return ()
 
 
@@ -130,7 +131,7 @@ def vanishing(graph: Graph, e: Equation) -> tuple[Any, ...]:
         smallest = float(ml_dtypes.finfo(e.result).smallest_normal)
         zero = number == 0 and e.result == "float16" and _is_literal(graph, e.inputs[k])
         if (zero or 0 < abs(number) < smallest) and _guards(graph, e, zero and e.primitive not in ("add", "sub")):
-            how = "0" if zero else f"{number:.2g}, subnormal"
+            how = "0" if zero else f"{digits(number, 2)}, subnormal"
             return (f"The epsilon {HOW[e.primitive]} is {how} in {e.result}: {'it guards nothing' if zero else FEW}.",)
     return ()
 

@@ -11,6 +11,7 @@ from precaudit.checks.lint.rule import Hit, Rule, Severity
 from precaudit.checks.lint.view import CallView
 from precaudit.checks.lint.whole import Ranges
 from precaudit.interpreters.tpu.units import unit_of
+from precaudit.schema.digits import digits
 
 AXES = 4  # of positions that a product sums over: time, height, width and one more
 ROUNDED = ("convert_element_type", "mul", "div", "add", "sub", "pow", "exp", "exp2", "integer_pow", "dot_general")
@@ -124,7 +125,7 @@ def is_given(view: CallView, v: int) -> bool:
 
 
 def _off(dtype: str) -> str:
-    return f"one of 1,000 is wrong by up to {1000 / HELD[dtype]:.2g}"
+    return f"one of 1,000 is wrong by up to {digits(1000 / HELD[dtype], 2)}"
 
 
 PASS = (

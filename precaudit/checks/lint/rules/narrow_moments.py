@@ -7,6 +7,7 @@ from precaudit.checks.lint.flow import NARROW, Equation, Graph, as_moved, throug
 from precaudit.checks.lint.intervals import HELD
 from precaudit.checks.lint.rule import Hit, Rule
 from precaudit.checks.lint.view import CallView
+from precaudit.schema.digits import digits
 
 LONGEST = 1 / 8  # what is forgotten in a step: of more, rounding stays below 8 of its units
 
@@ -107,10 +108,10 @@ def _says(keep: float | None, dtype: str) -> str:
         return "every step rounds it; how much it forgets in a step is given when it runs"
     if 1 - keep < u:
         return (
-            f"what it forgets in a step, {1 - keep:.2g} of itself, is less than the unit roundoff, {u:.2g}, and is "
-            "rounded away: it hardly ever falls"
+            f"what it forgets in a step, {digits(1 - keep, 2)} of itself, is less than the unit roundoff, "
+            f"{digits(u, 2)}, and is rounded away: it hardly ever falls"
         )
-    return f"every step rounds it, and it is wrong by up to {u / (1 - keep):.2g} of itself"
+    return f"every step rounds it, and it is wrong by up to {digits(u / (1 - keep), 2)} of itself"
 
 
 RULE = Rule(

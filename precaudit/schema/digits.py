@@ -5,23 +5,21 @@ from math import isnan
 from precaudit.schema.records.base import Number, value
 
 
-def digits(x: Number | None) -> str:
-    """Return a number in at most three significant digits; nothing of what is not known."""
-    return "" if x is None else f"{value(x):.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+def digits(x: Number | None, places: int = 3) -> str:
+    """Return a number in at most so many significant digits, 1.2e-5; nothing of what is not known."""
+    return "" if x is None else f"{value(x):.{places}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def rough(x: float) -> str:
     """Return a ratio in two significant digits, or its whole number."""
-    return (
-        f"{x:.0f}" if 100 <= abs(x) < 1000 else f"{x:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    )
+    return f"{x:.0f}" if 100 <= abs(x) < 1000 else digits(x, 2)
 
 
 def short(x: Number | None, unknown: str = "") -> str:
     """Return a number in two digits, NaN by name, and what is not known as ``unknown``."""
     if x is None or not value(x):
         return unknown if x is None else "0"
-    return "NaN" if isnan(value(x)) else f"{value(x):.1e}".replace("e-0", "e-").replace("e+0", "e+")
+    return "NaN" if isnan(value(x)) else f"{value(x):.1e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def beside(x: float, reference: float) -> str:
@@ -44,8 +42,8 @@ def apart(x: float, limit: float) -> str:
 
 
 def percent(x: float) -> str:
-    """Return a share in at most two significant digits: 73 %, 0.41 %, 1.2e-05 %."""
-    return f"{100 * x:.2g} %" if x < 1 else f"{100 * x:.0f} %"
+    """Return a share in at most two significant digits: 73 %, 0.41 %, 1.2e-5 %."""
+    return f"{digits(100 * x, 2)} %" if x < 1 else f"{100 * x:.0f} %"
 
 
 def count_text(n: int, word: str) -> str:
