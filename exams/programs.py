@@ -155,7 +155,7 @@ TEXTBOOK = {
 }  # fmt: skip
 # What these programs compute otherwise than their configuration says, by cause
 FOUND = {
-    "tunix Llama 3": {"RoPE base 1e+06"},
+    "tunix Llama 3": {"RoPE base 1e6"},
     "tunix Gemma 3": {"activation's constants in bfloat16"},
 }  # fmt: skip
 

@@ -653,7 +653,7 @@ def test_what_two_ways_name_alike_is_one_finding():
             **fields | {"layer": 0, "layers": layers, "says": cause, "phases": (), "prompts": (), "records": 1}
         )
 
-    both, k, other = finding("q", "RoPE base 1e+06", (0, 1)), finding("k", "RoPE base 1e+06"), finding("v", "scale")
+    both, k, other = finding("q", "RoPE base 1e6", (0, 1)), finding("k", "RoPE base 1e6"), finding("v", "scale")
     assert combine([both], [k, other]) == [both, other]
     cache, values = finding("k_cache", "cache in int8"), finding("v_cache", "cache in int8")
     assert combine([cache], [values]) == [cache]  # the first point of one cause

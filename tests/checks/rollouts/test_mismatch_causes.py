@@ -44,7 +44,7 @@ def test_shares_add_up_and_name_decode_attention_in_float32(tmp_path):
     other = replace(found, engine=3.0)
     (said,) = cause_sentences([other], subject.policy.settings())
     assert said.startswith("✗")
-    assert "3.0e+0 from the trainer, which this policy does not explain" in said
+    assert "3.0e0 from the trainer, which this policy does not explain" in said
 
 
 def test_a_state_that_is_stale_is_no_rounding(tmp_path):
