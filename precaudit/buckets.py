@@ -1,5 +1,9 @@
-"""Buckets: ``gs://``, ``s3://`` and what else fsspec opens: listed, read in ranges, written; errors in a sentence."""
+"""Buckets: ``gs://``, ``s3://`` and what else fsspec opens: listed, read in ranges, written; errors in a sentence.
 
+A bucket's folder or file has one below the cache folder, with a note of which of its files are there (``mirrors.py``).
+"""
+
+import hashlib
 import logging
 import re
 import time
@@ -14,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from precaudit.caching import cache_folder
 from precaudit.errors import UserError, close
 from precaudit.writing import PART
 
@@ -138,6 +143,53 @@ class Bucket:
         if isinstance(error, FileNotFoundError):
             return f"{self.url}: cannot be {what}: no such bucket or file ({text})"
         return f"{self.url}: cannot be {what} ({text})"
+
+
+class HeldFile(msgspec.Struct, frozen=True):
+    """A file that is here as the bucket has it. ``local``: what tells whether it was changed here since.
+
+    ``whole``: all its bytes are here; else those that were read.
+    """
+
+    remote: RemoteFile
+    local: tuple[int, ...]
+    whole: bool
+
+
+class State(msgspec.Struct, frozen=True):
+    """state.json: the URL, and the files that are here as the bucket has them, by their names below it."""
+
+    url: str
+    files: dict[str, HeldFile] = msgspec.field(default_factory=dict)
+
+
+def mirrors() -> Path:
+    """Return the folder of all that follows buckets."""
+    return _resolved(str(cache_folder("buckets")))
+
+
+def mirror_root(url: str) -> Path:
+    """Return where the folder or file of a URL is here."""
+    url = url.rstrip("/")
+    return mirrors() / name_digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
+
+
+def read_state(root: Path) -> State | None:
+    """Return what state.json says; None where nothing is said, or of another folder than this, which lies beside it."""
+    with suppress(OSError, msgspec.MsgspecError):
+        state = msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
+        return state if mirror_root(state.url) == root else None
+    return None
+
+
+@lru_cache(maxsize=8)
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
+
+
+def name_digest(text: str) -> str:
+    """Return a short name of a text, for a file."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def is_url(text: str) -> bool:

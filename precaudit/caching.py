@@ -81,7 +81,6 @@ NO_NUMBERS = (
     "schema/frames.py",
     "schema/point_names.py",
     "schema/program_names.py",
-    "urls.py",
     "writing.py",
 )
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy

@@ -3,28 +3,30 @@
 Small files are brought as they are. Of a safetensors file, which may be large, an empty (sparse) file of its size is
 made, and ``bring`` fills the bytes that are read. ``commit`` writes what changed here into the bucket: what makes the
 rest valid goes last, so that a bucket that fails half-way shows no run as whole. What did not get there is written when
-the URL is next used, unless the bucket changed since. ``state.json`` says what of the bucket is here.
+the URL is next used, unless the bucket changed since. ``state.json`` says what of the bucket is here. A path that is of
+no bucket costs a look at its beginning.
 """
 
-import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from precaudit.buckets import Bucket, RemoteFile
-from precaudit.caching import cache_folder
+from precaudit.buckets import Bucket, HeldFile, RemoteFile, State, is_url, mirror_root, mirrors, name_digest, read_state
 from precaudit.errors import UserError
 from precaudit.writing import PART, temporary, write_whole
 
+P = ParamSpec("P")
+R = TypeVar("R")
+FILE = "file://"
 UNREAD = (
     ".bin",
     ".ckpt",
@@ -42,22 +44,7 @@ BLOCK = 4 << 20  # bytes of a file that are asked for at once: a request takes a
 LAST = ("batches.jsonl", "compared.json", "compare.json", "dump.json", "program.json", "run.json")
 
 
-class HeldFile(msgspec.Struct, frozen=True):
-    """A file that is here as the bucket has it. ``local``: what tells whether it was changed here since.
-
-    ``whole``: all its bytes are here; else those that were read.
-    """
-
-    remote: RemoteFile
-    local: tuple[int, ...]
-    whole: bool
-
-
-class State(msgspec.Struct, frozen=True):
-    """state.json: the URL, and the files that are here as the bucket has them, by their names below it."""
-
-    url: str
-    files: dict[str, HeldFile] = msgspec.field(default_factory=dict)
+_MIRRORS: dict[Path, "Mirror"] = {}
 
 
 @dataclass
@@ -236,31 +223,7 @@ class Mirror:
     def _note(self, name: str, remote: RemoteFile) -> Path:
         """Return the file that says which bytes of another are here."""
         inode = self._path(name).stat().st_ino
-        return self.root.parent / f"{_digest(f'{name} {remote.mark} {remote.size} {inode} {BLOCK}')}.blocks"
-
-
-def mirrors() -> Path:
-    """Return the folder of all that follows buckets."""
-    return _resolved(str(cache_folder("buckets")))
-
-
-def mirror_root(url: str) -> Path:
-    """Return where the folder or file of a URL is here."""
-    url = url.rstrip("/")
-    return mirrors() / _digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
-
-
-def read_state(root: Path) -> State | None:
-    """Return what state.json says; None where nothing is said, or of another folder than this, which lies beside it."""
-    with suppress(OSError, msgspec.MsgspecError):
-        state = msgspec.json.decode((root.parent / "state.json").read_bytes(), type=State)
-        return state if mirror_root(state.url) == root else None
-    return None
-
-
-@lru_cache(maxsize=8)
-def _resolved(folder: str) -> Path:
-    return Path(folder).resolve()
+        return self.root.parent / f"{name_digest(f'{name} {remote.mark} {remote.size} {inode} {BLOCK}')}.blocks"
 
 
 def _local(path: Path, whole: bool) -> tuple[int, ...]:
@@ -278,5 +241,101 @@ def _order(name: str) -> int:
     return LAST.index(last) if last in LAST else -1
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def local_path(url: str, anew: bool = True) -> Path:
+    """Return the folder or file here that follows a URL, as the bucket has it now; raises UserError.
+
+    ``anew``: look again at what this process has looked at.
+    """
+    if url.startswith(FILE):
+        return Path(url.removeprefix(FILE))
+    root = mirror_root(url)
+    if not anew and root in _MIRRORS:
+        return root
+    mirror = _MIRRORS.get(root) or Mirror(root, read_state(root) or State(url.rstrip("/")))
+    mirror.refresh()
+    _MIRRORS[root] = mirror
+    return root
+
+
+def unwritten(folder: Path) -> list[str]:
+    """Return the URLs of files in a mirror's folder that its bucket does not have as they are here."""
+    states = [(path, state) for path in folder.resolve().iterdir() if (state := read_state(path)) is not None]
+    found = [Mirror(path, state) for path, state in states]
+    return [mirror.bucket.named(name) for mirror in found for name in mirror.list_changes()[0]]
+
+
+def path_of(text: str, folder: Path) -> Path:
+    """Return the path that a text names: of a URL what follows it here, else one below a folder."""
+    return local_path(text) if is_url(text) else folder / text
+
+
+def was_used(url: str) -> bool:
+    """Whether a URL was given here before."""
+    return read_state(mirror_root(url)) is not None
+
+
+def mirror_of(path: Path) -> Mirror | None:
+    """Return the mirror that a path belongs to; None for any other path."""
+    top = f"{mirrors()}{os.sep}"
+    if not str(path).startswith(top):
+        return None
+    root = Path(top, *Path(str(path)[len(top) :]).parts[:2])
+    if root not in _MIRRORS and (state := read_state(root)) is not None:  # another process made it
+        _MIRRORS[root] = Mirror(root, state)
+    return _MIRRORS.get(root)
+
+
+def bring(path: Path, begin: int = 0, end: int | None = None) -> None:
+    """Have bytes of a file here before they are read, where it is one of a bucket."""
+    if (mirror := mirror_of(path)) is not None:
+        mirror.bring(_name(mirror, path), begin, end)
+
+
+def commit(path: Path) -> None:
+    """Write what changed in a run's folder into its bucket, where it has one."""
+    if (mirror := mirror_of(path)) is not None:
+        mirror.commit()
+
+
+def commit_all() -> None:
+    """Write what changed into every bucket that this process uses."""
+    for mirror in list(_MIRRORS.values()):
+        mirror.commit()
+
+
+def takes_urls(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function take URLs where it takes paths; what it writes there is in the buckets when it returns."""
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        if not any(isinstance(x, str) and is_url(x) for x in (*given, *named.values())):
+            return function(*given, **named)
+        values: Any = [_followed(x) for x in given]
+        options: Any = {name: _followed(x) for name, x in named.items()}
+        found = function(*values, **options)
+        commit_all()
+        return found
+
+    return call
+
+
+def _followed(x: object) -> object:
+    return str(local_path(x)) if isinstance(x, str) and is_url(x) else x
+
+
+def remote_mark(path: Path) -> str | None:
+    """Return what tells a bucket's file from another, without its bytes; None for one that is here alone."""
+    mirror = mirror_of(path)
+    held = None if mirror is None else mirror.state.files.get(_name(mirror, path))
+    return None if held is None else f"{held.remote.size} {held.remote.mark}"
+
+
+def by_url(text: str) -> str:
+    """Return a text with URLs in place of the paths that follow them."""
+    for root, mirror in _MIRRORS.items():
+        text = text.replace(str(root), mirror.state.url)
+    return text
+
+
+def _name(mirror: Mirror, path: Path) -> str:
+    return "" if path == mirror.root else path.relative_to(mirror.root).as_posix()

@@ -186,7 +186,7 @@ def run(arguments: list[str]) -> int:
 def _in_buckets(arguments: list[str]) -> Iterator[list[str]]:
     """Yield arguments with paths here in place of URLs; what the command wrote there is in the buckets after it."""
     from precaudit.errors import PrecauditError
-    from precaudit.urls import commit_all
+    from precaudit.mirrors import commit_all
 
     args = arguments
     if any("://" in word for word in arguments):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from precaudit.buckets import check_known, is_url
-from precaudit.urls import local_path
+from precaudit.mirrors import local_path
 
 NO_PATHS = ("--text", "--scheduler", "--coordinator")  # options whose values may look like URLs
 

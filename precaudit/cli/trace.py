@@ -316,8 +316,8 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     other = [name for name in given_options(context) if name not in ("repeat", "output", "force", *NAMES)]
     leave_out(context, other, "--repeat records what RUN says")
     from precaudit.errors import UserError
+    from precaudit.mirrors import mirror_of
     from precaudit.progress import Progress
-    from precaudit.urls import mirror_of
     from precaudit.workflows.repeat import repeat
 
     if output is None and mirror_of(run) is not None:

@@ -22,6 +22,7 @@ from precaudit.judging.recalled import recall_any
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
+from precaudit.mirrors import takes_urls
 from precaudit.recording.opening import AnyRun
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.unique import UniqueHashes, require_unique
@@ -33,7 +34,6 @@ from precaudit.schema.policies import besides
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Filters
-from precaudit.urls import takes_urls
 
 STATED = ("forward", "local")
 

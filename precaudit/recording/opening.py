@@ -3,11 +3,11 @@
 import hashlib
 from pathlib import Path
 
+from precaudit.mirrors import takes_urls
 from precaudit.recording.dumps.runs import Imported, is_imported, open_imported
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
 from precaudit.recording.runs.reader import Run, open_run
-from precaudit.urls import takes_urls
 
 AnyRun = Run | Opened | Imported
 MANIFESTS = ("run.json", "program.json", "dump.json")  # the first that is there names the run's identity

@@ -21,10 +21,10 @@ import xxhash
 from precaudit.buckets import is_url
 from precaudit.caching import READS, cache_folder, computed_by
 from precaudit.errors import UserError
+from precaudit.mirrors import commit, local_path
 from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
 from precaudit.schema.graphs.decoder import LOGITS
-from precaudit.urls import commit, local_path
 from precaudit.writing import whole
 
 DIGEST = 16  # bytes of an XXH3-128

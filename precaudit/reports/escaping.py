@@ -10,7 +10,7 @@ import unicodedata
 from html import escape
 from typing import Any
 
-from precaudit.urls import by_url
+from precaudit.mirrors import by_url
 
 # Markdown and GitHub's additions: markup, HTML, links, images, mentions and references. A bracket acts at the beginning
 # of a line and before ( or [, a mark of a list or a heading before a space; a number is none.

@@ -13,11 +13,11 @@ from precaudit.errors import CannotJudge, PrecauditError, UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.programs import program_errors
+from precaudit.mirrors import path_of
 from precaudit.progress import Advance, Progress, silent
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.selection import Selection
 from precaudit.schema.toml import of_table, read_toml
-from precaudit.urls import path_of
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
 ANY = frozenset(("subject", "output", "layers", "budgets", "baseline", "across_devices", "diagnose"))

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precaudit.errors import UserError
+from precaudit.mirrors import takes_urls
 from precaudit.progress import Progress
 from precaudit.recording.opening import AnyRun, open_any
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
-from precaudit.urls import takes_urls
 
 if TYPE_CHECKING:
     from precaudit.recording.runs.bits import Repeat

@@ -9,12 +9,12 @@ import msgspec
 
 from precaudit.diagnosis.sameness.records import SameFormula, Sameness
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import takes_urls
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import MANIFEST
 from precaudit.schema.program_names import require_name
-from precaudit.urls import takes_urls
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from precaudit.errors import UserError
+from precaudit.mirrors import takes_urls
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.program import Program
@@ -12,7 +13,6 @@ from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
-from precaudit.urls import takes_urls
 from precaudit.workflows.dumped_model import opened_dump
 from precaudit.workflows.keywords import (
     FILTERS,

@@ -10,22 +10,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from precaudit import urls
+from precaudit import mirrors as following
 from precaudit.buckets import Bucket, is_url
 from precaudit.cli import run
 from precaudit.cli._urls import paths_for
 from precaudit.errors import UserError
-from precaudit.mirrors import mirrors
+from precaudit.mirrors import bring, commit, local_path, mirror_of, mirrors
 from precaudit.models.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.recording.runs.folders import prepare_folder
-from precaudit.urls import bring, commit, local_path, mirror_of
 
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """Return fsspec's memory, empty, with a cache folder of one's own."""
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
@@ -36,7 +35,7 @@ def memory(tmp_path, monkeypatch):
 def elsewhere(monkeypatch, tmp_path):
     """Have another machine's cache from here on."""
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
 
 
 def files(fs, folder="/b"):
@@ -94,7 +93,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_is_done_when_the_url_is_us
             commit(folder)
     assert len(str(said.value).splitlines()) == 1
     assert files(memory)["m/run.json"] == "before"
-    monkeypatch.setattr(urls, "_MIRRORS", {})  # another process
+    monkeypatch.setattr(following, "_MIRRORS", {})  # another process
     local_path("memory://b/m")
     assert files(memory) == {"m/run.json": "after", "m/points.jsonl": "p"}
 
@@ -103,7 +102,7 @@ def test_what_failed_is_not_written_over_what_another_wrote_since(memory, monkey
     memory.pipe_file("/b/m/run.json", b"before")
     folder = local_path("memory://b/m")
     (folder / "run.json").write_text("mine")
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
     memory.pipe_file("/b/m/run.json", b"theirs")
     assert (local_path("memory://b/m") / "run.json").read_text() == "theirs"
     assert files(memory) == {"m/run.json": "theirs"}
@@ -132,7 +131,7 @@ def test_a_cache_that_was_cleared_deletes_nothing_in_the_bucket(memory, monkeypa
     memory.pipe_file("/b/m/tensors/a", b"2")
     folder = local_path("memory://b/m")
     shutil.rmtree(folder / "tensors")
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
     assert (local_path("memory://b/m") / "tensors" / "a").read_text() == "2"
     shutil.rmtree(folder)
     assert (local_path("memory://b/m") / "run.json").read_text() == "1"
@@ -167,7 +166,7 @@ def test_a_tensor_is_read_by_its_range_once(memory, monkeypatch):
     np.testing.assert_array_equal(opened.read_tensor("b"), b)
     assert sum(end - start for start, end in asked) < 160_000 + (1 << 16) + 1000
     many = len(asked)
-    monkeypatch.setattr(urls, "_MIRRORS", {})  # another process
+    monkeypatch.setattr(following, "_MIRRORS", {})  # another process
     np.testing.assert_array_equal(SafetensorsFiles.open([local_path("memory://b/m/") / path.name]).read_tensor("b"), b)
     assert len(asked) == many
     np.testing.assert_array_equal(SafetensorsFiles.open([path]).read_tensor("a"), a)
@@ -228,7 +227,7 @@ def test_what_another_process_deletes_here_is_not_deleted_in_the_bucket(memory, 
     memory.pipe_file("/b/m/run.json", b"1")
     memory.pipe_file("/b/m/a", b"1")
     folder = local_path("memory://b/m")
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
     (folder / "a").unlink()
     (folder / "new").write_text("n")
     commit(folder)
@@ -299,7 +298,7 @@ def test_a_folder_beside_a_mirror_is_none(memory):
 def test_a_mirror_is_known_to_another_process_by_its_path(memory, monkeypatch):
     memory.pipe_file("/b/m/run.json", b"1")
     folder = local_path("memory://b/m")
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
     found = mirror_of(folder / "run.json")
     assert found is not None
     assert found.state.url == "memory://b/m"
@@ -313,7 +312,7 @@ def test_a_command_beside_one_that_writes_takes_nothing_from_it(memory, monkeypa
     commit(folder)
     writing = mirror_of(folder)
     (folder / "b").write_text("2")
-    monkeypatch.setattr(urls, "_MIRRORS", {})  # another process looks
+    monkeypatch.setattr(following, "_MIRRORS", {})  # another process looks
     local_path("memory://b/m")
     assert {p.name for p in folder.iterdir()} == {"a", "b"}
     (folder / "c").write_text("3")

@@ -13,7 +13,7 @@ from tests.helpers.paths import ROOT
 
 PACKAGE = ROOT / "precaudit"
 ROOMS = [room["name"] for room in tomllib.loads((ROOT / "docs" / "rooms.toml").read_text())["room"]]
-BELOW = {"errors", "writing", "caching", "progress", "buckets", "mirrors", "urls"}  # at the root, for every room
+BELOW = {"errors", "writing", "caching", "progress", "buckets", "mirrors"}  # at the root, for every room
 JAX = ("interpreters/", "models/jax_decoder/", "recording/", "references/", "diagnosis/", "checks/")
 HEAVY = {
     "distributed": ("numbers/cluster.py",),

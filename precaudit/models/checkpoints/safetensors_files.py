@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.mirrors import bring
 from precaudit.models.checkpoints.tensors import ALL, check_format
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
-from precaudit.urls import bring
 
 DTYPES = {
     "F32": "float32",

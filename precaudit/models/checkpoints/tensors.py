@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import remote_mark
 from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, model_tensors
 from precaudit.numbers.arrays import Array, as_format, release, widen
 from precaudit.numbers.formats import FORMATS
-from precaudit.urls import remote_mark
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")

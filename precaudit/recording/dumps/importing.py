@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
+from precaudit.mirrors import takes_urls
 from precaudit.models.checkpoints.names import rearrange_axes
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
@@ -35,7 +36,6 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.toml import read_toml
-from precaudit.urls import takes_urls
 from precaudit.writing import temporary, write_whole
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.mirrors import by_url
 from precaudit.models.checkpoints import Checkpoint
 from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
@@ -25,7 +26,6 @@ from precaudit.schema.policies import PRESETS, Policy
 from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, StepRecord
-from precaudit.urls import by_url
 from precaudit.writing import write_whole
 
 PHASES = ("prefill", "decode")

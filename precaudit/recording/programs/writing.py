@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from precaudit.interpreters.jaxpr.keys import on_host
+from precaudit.mirrors import commit
 from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
 from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
 from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest, write_tensors
 from precaudit.recording.runs.shards import check_shared, note_shard, remove_shards
 from precaudit.recording.tracing.parts import Spread
-from precaudit.urls import commit
 
 
 @dataclass

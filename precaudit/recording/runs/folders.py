@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from precaudit.errors import UserError
+from precaudit.mirrors import commit, mirror_of
 from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.manifest import read_manifest
-from precaudit.urls import commit, mirror_of
 from precaudit.writing import PART, temporary
 
 OWN_NAMES = {

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from precaudit.mirrors import bring
 from precaudit.schema.filed import CHUNK
-from precaudit.urls import bring
 
 if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
     from precaudit.numbers.arrays import Array

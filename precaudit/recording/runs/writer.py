@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from precaudit.mirrors import commit
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.manifest import JSONL
 from precaudit.recording.runs.positions import pack_positions
 from precaudit.schema.records.base import Record, json_number
 from precaudit.schema.records.lines import encode, write_lines
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, Stats, StepRecord
-from precaudit.urls import commit
 from precaudit.writing import sync, temporary, write_whole
 
 if TYPE_CHECKING:

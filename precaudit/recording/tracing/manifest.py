@@ -11,13 +11,13 @@ from importlib import metadata
 import msgspec
 
 import precaudit
+from precaudit.mirrors import by_url
 from precaudit.models.jax_decoder.family import family_parts as family_parts
 from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import device_name
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.runs import ModelRecord, Requested, RunRecord
-from precaudit.urls import by_url
 
 
 def now() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import Target, check_policy
 from precaudit.interpreters.tpu.target import mesh as target_mesh
+from precaudit.mirrors import takes_urls
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.models.configs import DecoderConfig, with_window
 from precaudit.models.jax_decoder import Decoder, Parts
@@ -27,7 +28,6 @@ from precaudit.recording.tracing.predicting import EmulatedTarget, target_of
 from precaudit.schema.lengths import telling
 from precaudit.schema.meshes import ONE, MeshShape, parse_mesh
 from precaudit.schema.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
-from precaudit.urls import takes_urls
 
 TABLES = 8  # of RoPE, kept on the device
 
