@@ -240,12 +240,11 @@ def _deliver_recorded(found: Sequence[Any]) -> None:
 
 def _program(context: click.Context, reference: str, filters: "Filters", sketch: int | None) -> int:
     """Record a program of the user's."""
-    from precaudit.errors import UserError
     from precaudit.recording.programs.loading import load_program, rename_points, trust
     from precaudit.recording.programs.planning import ProgramSelection, longest_scan
     from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
     from precaudit.recording.runs.programs import points_text
-    from precaudit.recording.tracing.predicting import target_of
+    from precaudit.recording.tracing.predicting import program_target
     from precaudit.schema.digits import digits
     from precaudit.schema.policies import parse_settings
     from precaudit.schema.selection import names_in, parse_layers
@@ -253,9 +252,7 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     given = context.params
     device, strict, rename, force = given["device"], given["strict"], given["rename"], given["force"]
     layers, points, phases, cases = filters.layers, filters.points, filters.phases, filters.prompt
-    target = target_of(device)
-    if strict and target is not None:
-        raise UserError(f"--strict is for JAX's own device, not for {device}")
+    target = program_target(device, strict)
     itself = {
         "subject",
         "output",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from precaudit.errors import UserError
 from precaudit.judging import programs
@@ -33,7 +33,7 @@ from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.policies import besides
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.selection import Filters
+from precaudit.schema.selection import Filters, FilterTexts
 
 STATED = ("forward", "local")
 
@@ -58,8 +58,12 @@ def gate(
     across_devices: bool = False,
     limits: Limits | None = None,
     at_most: Mapping[str, float] | None = None,
+    **filters: Unpack[FilterTexts],
 ) -> Judgement:
     """Judge a compared run, or a file of error records. No JAX, no tensors.
+
+    ``filters``: which of its verdicts count: ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions`` and
+    ``prompt``, as of ``compare``.
 
     ``at_most``: the largest relative error from FP64 that passes, whatever explains it, of records of a kind: forward
     or local, such as ``{"forward": 0.1}``.
@@ -69,7 +73,8 @@ def gate(
     """
     budgets = None if budgets is None else path_of(budgets, "budgets")
     baseline = None if baseline is None else path_of(baseline, "baseline")
-    return gate_selected(source, Criteria(budgets, baseline, across_devices, limits, at_most or {}))
+    of = Filters.of("gate", filters)
+    return gate_selected(source, Criteria(budgets, baseline, across_devices, limits, at_most or {}, of))
 
 
 def gate_selected(source: Path | str | Comparison | AnyRun | ProgramErrors, by: Criteria) -> Judgement:

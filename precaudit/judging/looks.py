@@ -10,7 +10,7 @@ from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.selection import Filters, Texts, check_names, parse_layers
+from precaudit.schema.selection import Filters, Texts, check_names, filter_text, parse_layers
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,24 @@ def look_at(
     points: Texts | None = None,
     phases: Texts | None = None,
     prompt: Texts | None = None,
-    positions: str | None = None,
+    positions: Texts | None = None,
 ) -> Look | None:
     """Return a look at a run, as filters on the command line say it; None without any.
 
     ``phases``: for a program entry points; ``prompt``: prompts or cases; ``positions``: for a program calls. Raises
     UserError for what the run does not hold.
     """
-    if all(x is None for x in (layers, points, phases, prompt, positions)):
+    some, rows = filter_text("layers", layers), filter_text("positions", positions)
+    if all(x is None for x in (some, points, phases, prompt, rows)):
         return None
     known = nameable_in(opened)
     a_phase, a_case = known.words
-    wanted = None if layers is None else frozenset(parse_layers(_text(layers), known.layers))
+    wanted = None if some is None else frozenset(parse_layers(some, known.layers))
     of = _check_known(points, "point", known.points)
     at = _check_known(phases, a_phase, tuple(known.phases))
     within = None if at is None else tuple(known.phases[name] for name in at)
     cases = _check_known(prompt, a_case, known.cases)
-    calls = None if positions is None else calls_at(opened, positions)
+    calls = None if rows is None else calls_at(opened, rows)
     return Look(wanted, None if of is None or "all" in of else of, within, cases, calls)
 
 
@@ -111,11 +112,6 @@ def look_by(opened: Opened | Run, filters: Filters) -> Look | None:
     return look_at(opened, filters.layers, filters.points, filters.phases, filters.prompt, filters.positions)
 
 
-def _text(given: Texts) -> str:
-    return given if isinstance(given, str) else ",".join(map(str, given)) if isinstance(given, Sequence) else str(given)
-
-
 def _check_known(given: Texts | None, what: str, known: Sequence[str]) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    return check_names(_text(given), what, known, "the run holds")
+    text = filter_text(what, given)
+    return None if text is None else check_names(text, what, known, "the run holds")

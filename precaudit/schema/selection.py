@@ -1,8 +1,9 @@
 """What the user wants to see: layers, points, phases, positions, prompts."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypedDict
 
 from precaudit.errors import UserError, nearest
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, LOGITS, POINTS, support
@@ -10,6 +11,27 @@ from precaudit.schema.point_names import point_hint
 
 Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
 PHASES = ("prefill", "decode", "rescore")
+
+
+class FilterTexts(TypedDict, total=False):
+    """Filters as the functions of the package take them by keyword; None: all."""
+
+    layers: Texts | None
+    points: Texts | None
+    phases: Texts | None
+    positions: Texts | None
+    prompt: Texts | None
+
+
+def filter_text(name: str, given: object) -> str | None:
+    """Return a filter as it is written on the command line; raises UserError for what is none."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        return str(given)
+    if isinstance(given, Iterable):
+        return ",".join(map(str, given))
+    raise UserError(f"{name}={given!r} is no text such as '0,15:18', number or list of them")
 
 
 @dataclass(frozen=True)
@@ -21,6 +43,15 @@ class Filters:
     phases: str | None = None
     prompt: str | None = None
     positions: str | None = None
+
+    @classmethod
+    def of(cls, verb: str, given: Mapping[str, object]) -> "Filters":
+        """Return the filters that a function was given by keyword; raises UserError for a keyword that is none."""
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise UserError(f"precaudit.{verb} takes no {name!r}{nearest(name, known)}")
+        return cls(**{name: filter_text(name, x) for name, x in given.items()})
 
     @property
     def options(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from precaudit.errors import UserError, nearest
 from precaudit.progress import Advance, Progress
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.selection import Selection, Texts
+from precaudit.schema.selection import Selection, Texts, filter_text
 
 FILTERS = ("layers", "points", "phases", "positions", "prompt")
 Keywords = dict[str, Any]
@@ -60,24 +60,13 @@ def selection(before: Selection | None, keywords: Keywords, requested: Any = Non
         return before
     if before is not None:
         raise UserError(f"give select= or {', '.join(f'{name}=' for name in chosen)}, not both")
-    texts = {name: _text(name, chosen.get(name)) for name in FILTERS[:-1]}
+    texts = {name: filter_text(name, chosen.get(name)) for name in FILTERS[:-1]}
     if requested is not None:
         texts["points"] = texts["points"] or ",".join(requested.points)
         texts["phases"] = texts["phases"] or ",".join(requested.phases)
     ids = chosen.get("prompt")
     made = Selection.parse(**texts, prompts=ids if isinstance(ids, str) else None)
     return made if ids is None or isinstance(ids, str) else replace(made, prompts=tuple(ids))
-
-
-def _text(name: str, x: object) -> str | None:
-    """Return a filter as the command line has it."""
-    if x is None or isinstance(x, str):
-        return x
-    if isinstance(x, int) and not isinstance(x, bool):
-        return str(x)
-    if isinstance(x, Iterable):
-        return ",".join(map(str, x))
-    raise UserError(f"{name}={x!r} is no text such as '0,15:18', number or list of them")
 
 
 def prompts_of(given: object) -> Any:

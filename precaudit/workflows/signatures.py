@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Required
 
 from precaudit.progress import Advance, Progress
 from precaudit.recording.programs.program import Program
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.selection import Texts
+from precaudit.schema.selection import FilterTexts, Texts
 
 if TYPE_CHECKING:
     from precaudit.interpreters.jaxpr.tag import Which
@@ -21,14 +21,9 @@ Telling = Progress | Advance | bool | None  # where work reports to; True shows 
 Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
 
 
-class Shared(TypedDict, total=False):
+class Shared(FilterTexts, total=False):
     """What ``trace`` takes of all."""
 
-    layers: Texts | None
-    points: Texts | None
-    phases: Texts | None
-    positions: Texts | None
-    prompt: Texts | None
     force: bool | None
     resume: bool | None
     command: str | None
@@ -42,6 +37,9 @@ class OfProgram(Shared, total=False):
     reference: str | None
     policy: "Policy | str | None"
     settings: Mapping[str, str] | None
+    device: str | None
+    rename: Path | str | None
+    sketch: int | None
 
 
 class OfModel(Shared, total=False):
@@ -60,28 +58,32 @@ class OfModel(Shared, total=False):
     allow: Sequence[str] | None
 
 
-class LookingAtProgram(TypedDict, total=False):
+class OfSketches(FilterTexts, total=False):
+    """What it takes of a model whose tensors are not kept."""
+
+    sketch: Required[int]
+    decode_steps: int | None
+    policy: "Policy | str | None"
+    settings: Mapping[str, str] | None
+    device: str | None
+    allow: Sequence[str] | None
+    force: bool | None
+    command: str | None
+
+
+class LookingAtProgram(FilterTexts, total=False):
     """What ``compare`` and ``diagnose`` take of a Program's run."""
 
     program: "Program | str | None"
     model: str | None
-    layers: Texts | None
-    points: Texts | None
-    phases: Texts | None
-    prompt: Texts | None
     accum: Texts | None
     progress: Telling
 
 
-class Looking(TypedDict, total=False):
+class Looking(FilterTexts, total=False):
     """What ``compare`` and ``diagnose`` take of a model's run."""
 
     subject: "Subject | None"
-    layers: Texts | None
-    points: Texts | None
-    phases: Texts | None
-    positions: Texts | None
-    prompt: Texts | None
     accum: Texts | None
     formula: bool | None
     model: str | None

@@ -8,32 +8,23 @@ from precaudit.errors import UserError
 from precaudit.mirrors import takes_urls
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import AnyRun, holds_run, open_any
+from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
 from precaudit.workflows.dumped_model import opened_dump
-from precaudit.workflows.keywords import (
-    FILTERS,
-    Keywords,
-    accumulations,
-    check_keywords,
-    given_keywords,
-    option_names,
-    options_of,
-    progress_of,
-    prompts_of,
-    selection,
-    take_keywords,
-)
-from precaudit.workflows.model_runs import compare_model, diagnose_model
+from precaudit.workflows.keywords import given_keywords, options_of
+from precaudit.workflows.model_runs import compare_model, diagnose_model, trace_model
+from precaudit.workflows.program_runs import compare_own, compare_pair, compare_sketched, diagnose_own, trace_own
 from precaudit.workflows.signatures import (
     Comparing,
     DiagnoseOptions,
     LookingAtProgram,
     OfModel,
     OfProgram,
+    OfSketches,
     Prompts,
     Telling,
 )
@@ -52,11 +43,19 @@ if TYPE_CHECKING:
     from precaudit.references.names_map import Names
     from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Selection
-
-LOOKS = ("layers", "points", "phases", "prompt")  # filters of what is shown of a Program's run
-LOADED = ("policy", "settings", "device", "parts", "allow", "mesh")  # what ``load`` takes beside a name
+    from precaudit.workflows.keywords import Keywords
 
 
+@overload
+def trace(  # type: ignore[overload-overlap]
+    subject: "Subject | str",
+    output: Path | str,
+    prompts: "Prompts" = None,
+    select: "Selection | None" = None,
+    *,
+    progress: Telling = None,
+    **how: Unpack[OfSketches],
+) -> list[Opened]: ...
 @overload
 def trace(  # type: ignore[overload-overlap]  # a model is a Program whose run is a model's
     subject: "Subject | str",
@@ -97,23 +96,29 @@ def trace(
     mesh: str | None = None,
     parts: "Parts | None" = None,
     allow: Sequence[str] | None = None,
+    sketch: int | None = None,
     taps: "Which | None" = None,
     strict: bool | None = None,
+    rename: Path | str | None = None,
     reference: str | None = None,
     **unknown: object,
 ) -> Any:
     """Run and record ``subject`` into the folder ``output``; return the run opened.
 
-    ``subject``: a Program, as ``load`` returns one, too; or a name or path that
-    ``load`` takes. What is None is as it is by default.
+    ``subject``: a Program, as ``load`` returns one, too; its name, ``FILE.py:NAME``; or a name or path that ``load``
+    takes. What is None is as it is by default.
 
-    Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``phases`` (of a Program its
-    entry points), ``positions`` (of a Program calls of one, one after another), ``prompt`` (ids of prompts, or cases),
-    ``policy`` and ``settings`` (of a Program what it announces), ``force``; ``progress=True`` shows a bar. Of a model:
-    ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones), or
+    For all: ``layers="0,15:18"`` (for a Program the steps of its scans), ``points="q,k"``, ``phases`` (for a Program
+    its entry points), ``positions`` (for a Program calls of one, one after another), ``prompt`` (ids of prompts, or
+    cases), ``policy`` and ``settings`` (for a Program what it announces), ``force``; ``progress=True`` shows a bar.
+    ``sketch=128`` keeps so many projections of each tensor and no tensors, ``sketch=0`` sums alone: for a model this
+    returns a list of runs, one for each length of prompts.
+
+    For a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones), or
     ``select=Selection(…)`` for all filters; ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or
-    ``options=``; of a name also what ``load`` takes. Of a Program: ``strict`` and ``taps="both"`` (its
-    ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones).
+    ``options=``; for a name also what ``load`` takes. For a Program: ``strict``, ``taps="both"`` (its
+    ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones), ``rename`` (a TOML file of other names for its
+    points), ``resume``, and ``device="tpu-predicted:v5e"``, a TPU that is not here.
 
     Raises UserError before anything is written where something asked for is not possible.
 
@@ -122,55 +127,8 @@ def trace(
     keywords = given_keywords("trace", locals(), "subject", "output")
     if not isinstance(subject, str | Program):
         raise UserError(f"trace: a Program, a model's name or its path, and not {type(subject).__name__}")
-    if isinstance(subject, str | ServedModel):
-        return _trace_model(subject, output, keywords)
-    return _trace_program(subject, output, keywords)
-
-
-def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
-    from precaudit.recording.tracing.subject import load
-    from precaudit.recording.tracing.trace import TraceOptions
-    from precaudit.recording.tracing.trace import trace as recorded
-
-    names = ("prompts", "select", "options", "progress")
-    check_keywords("trace", keywords, (*names, *FILTERS, *option_names(TraceOptions), *LOADED))
-    loading = take_keywords(keywords, LOADED)
-    if loading and not isinstance(subject, str):
-        raise UserError(f"{', '.join(loading)} belong to precaudit.load, which made this subject")
-    prompts = prompts_of(keywords.pop("prompts", None))
-    select = selection(keywords.pop("select", None), keywords)
-    options = options_of(TraceOptions, keywords.pop("options", None), keywords, TraceOptions())
-    with progress_of(keywords.pop("progress", None)) as progress:
-        subject = load(subject, **loading) if isinstance(subject, str) else subject
-        return recorded(subject, output, prompts, select, options, progress)
-
-
-def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> Any:
-    from precaudit.recording.programs.planning import ProgramSelection, longest_scan
-    from precaudit.recording.programs.tracing import ProgramTraceOptions
-    from precaudit.recording.programs.tracing import trace_program as traced
-    from precaudit.schema.selection import names_in, parse_layers
-
-    def names_or_none(given: Any, what: str) -> tuple[str, ...] | None:
-        return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
-
-    names = ("policy", "settings", "taps", "strict", "force", "resume", "reference", "command", "progress")
-    check_keywords("trace of a Program", keywords, (*FILTERS, *names))
-    layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
-    asked, cases = (
-        names_or_none(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case"))
-    )
-    subject = subject if cases is None else subject.some(cases)
-    at = names_or_none(keywords.pop("positions", None), "position")
-    phases = names_or_none(keywords.pop("phases", None), "entry point")
-    policy, settings = keywords.pop("policy", None), keywords.pop("settings", None)
-    subject = subject if policy is None and settings is None else subject.announcing(policy, settings)
-    if isinstance(layers, str | int):
-        layers = parse_layers(str(layers), longest_scan(subject, taps))
-    asked = None if asked is None or "all" in asked else asked
-    select = ProgramSelection(layers, asked, phases, None if at is None else ",".join(map(str, at)), taps)
-    with progress_of(keywords.pop("progress", None)) as progress:
-        return traced(subject, output, select, ProgramTraceOptions(**keywords), progress.advance)
+    own = is_reference(subject) if isinstance(subject, str) else not isinstance(subject, ServedModel)
+    return (trace_own if own else trace_model)(subject, output, keywords)
 
 
 @overload
@@ -220,48 +178,31 @@ def compare(
 ) -> Any:
     """Compute a run's errors and write them beside it.
 
-    ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
-    it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
-    ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
-    ``partial``, ``fresh``, ``cache``, ``jobs`` (processes), ``scheduler`` (a cluster's) or ``options=``; ``subject``.
-    Of a Program's run: ``reference`` or ``model``, ``accum``; ``layers``, ``points``, ``phases`` (entry points)
-    ``prompt`` (cases): a part. ``progress=True``: a bar. Of an imported dump: another run, or ``model``, whose FP64 it
-    is compared with, and ``policy``, what it computes in.
+    ``against``: another run; for a Program's run its program, too, which ``program=`` gives as well (None: the one that
+    it names). Filters ``layers``, ``points``, ``phases`` (entry points), ``positions`` (calls) and ``prompt`` (cases)
+    choose a part. For a model's run: ``select=`` in their place; ``accum="float16"`` or a list (formats to emulate
+    sums in, ``()`` for none), ``formula=True``, ``model``, ``partial``, ``fresh``, ``cache``, ``jobs`` (processes),
+    ``scheduler`` (a cluster's) or ``options=``; ``subject``. For a Program's run: ``reference`` or ``model``,
+    ``accum``. For an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it
+    computes in. Two runs of sketches, given as their folders. ``progress=True``: a bar.
+
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
     keywords = given_keywords("compare", locals(), "run", "against")
+    if against is not None and (sketched := compare_sketched(run, against, keywords)) is not None:
+        return sketched
     opened = _open(run, keywords)
     other = open_any(against) if holds_run(against) else against
     if isinstance(other, Imported | Opened) or (holds_run(other) and not isinstance(opened, Run)):
-        from precaudit.references.comparison.between import compare_runs
-
-        check_keywords("compare of these two runs", keywords, ("progress",))
-        with progress_of(progress) as telling:
-            return compare_runs(opened.folder, other.folder, telling.advance)
+        return compare_pair(opened, other, keywords)
     if isinstance(opened, Imported):
         return compare_model(opened_dump(opened.folder, keywords), None, keywords)
     if isinstance(opened, Run):
         return compare_model(opened, other, keywords)
-    from precaudit.judging.looks import look_at
-    from precaudit.references.alignment.textbook import beside_model
-    from precaudit.references.comparison.compare import DEFAULT_ACCUM
-    from precaudit.references.comparison.programs import compare_program as compared
-
-    check_keywords(
-        "compare of a Program's run", keywords, ("program", "reference", "model", "accum", *LOOKS, "progress")
-    )
-    if against is not None and program is not None:
-        raise UserError("precaudit.compare: program was given twice")
-    with progress_of(progress) as telling:
-        look = look_at(opened, layers, points, phases, prompt)
-        its = against if program is None else program
-        its, reference = beside_model(opened, its, reference, model, telling.advance)
-        accums = DEFAULT_ACCUM if accum is None else accumulations(accum)
-        found = compared(opened, its, reference, telling.advance, accums)
-        return found if look is None else ProgramErrors(look.of(found), opened)
+    return compare_own(opened, against, keywords)
 
 
-def _open(run: Any, keywords: Keywords) -> AnyRun:
+def _open(run: Any, keywords: "Keywords") -> AnyRun:
     """Return a run of any kind opened; options that were given twice are told before it is looked for."""
     from precaudit.references.comparison.compare import CompareOptions
 
@@ -313,9 +254,9 @@ def diagnose(
 ) -> Any:
     """Find the causes of a run's errors.
 
-    Of a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. Of a Program's run:
-    ``program``, second too, ``objective``, ``model``, and ``layers``, ``points``, ``phases``, ``prompt``.
-    ``progress=True`` shows a bar.
+    For a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. For a Program's run:
+    ``program``, second too, ``objective``, ``model``, and ``layers``, ``points``, ``phases``, ``positions``,
+    ``prompt``. ``progress=True`` shows a bar.
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
@@ -323,14 +264,4 @@ def diagnose(
     opened = _open(run, keywords)
     if not isinstance(opened, Opened):
         return diagnose_model(opened if isinstance(opened, Run) else opened.folder, keywords)
-    from precaudit.diagnosis.programs import diagnose_program as named
-    from precaudit.judging.looks import look_at
-
-    check_keywords(
-        "diagnose of a Program's run", keywords, ("select", "program", "objective", "model", *LOOKS, "progress")
-    )
-    if select is not None and program is not None:
-        raise UserError("precaudit.diagnose: program was given twice")
-    with progress_of(progress) as telling:
-        look = look_at(opened, layers, points, phases, prompt)
-        return named(opened, select if program is None else program, telling.advance, objective, look, model)
+    return diagnose_own(opened, keywords)

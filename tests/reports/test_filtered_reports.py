@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 
@@ -26,6 +27,8 @@ from precaudit.schema.selection import Filters
 )
 def test_the_gate_counts_what_filters_hold_and_no_more(honest, filters):
     whole, part = gate(honest), gate_selected(honest, Criteria(filters=filters))
+    by_keyword = gate(honest, **{name: x for name, x in asdict(filters).items() if x is not None})
+    assert by_keyword.counts == part.counts
     look = look_by(open_any(honest), filters)
     counted = look.of(e for e in records_of(recall_any(honest)) if e.kind in ("local", "forward", "state"))
     pairs = [p for p in recall_any(honest).prefill_decode if look.holds_pair(p.prompt, p.step)]

@@ -283,9 +283,62 @@ def test_a_program_takes_layers_and_force_alone(tmp_path):
         precaudit.trace(program(), tmp_path / "run", batch=2)
 
 
+@pytest.fixture(scope="module")
+def two_calls(tmp_path_factory):
+    p = replace(program(), steps=1, advance=lambda inputs, outputs: (inputs[0] + outputs,))
+    run = precaudit.trace(p, tmp_path_factory.mktemp("calls") / "run")
+    return p, run, precaudit.compare(run, p)
+
+
+def test_positions_of_a_program_are_its_calls(two_calls):
+    p, run, every = two_calls
+    part = precaudit.compare(run, p, positions=1)
+    assert {e.step for e in every} == {0, 1}
+    assert {e.step for e in part} == {1}
+    assert precaudit.gate(run, positions="1").counts["pass"] < precaudit.gate(run).counts["pass"]
+    assert precaudit.diagnose(run, p, positions=[1]).explained < precaudit.diagnose(run, p).explained
+
+
+def test_a_run_that_begins_later_is_compared_with_the_same_calls(two_calls, tmp_path):
+    p, run, _ = two_calls
+    later = precaudit.trace(p, tmp_path / "later", positions="1")
+    for found, step in ((precaudit.compare(later, run), 0), (precaudit.compare(run, later, positions="1"), 1)):
+        assert {e.step for e in found.errors} == {step}
+        assert {e.rel_l2 for e in found.errors} == {0.0}
+        assert not any("inputs" in note for note in found.notes)
+    sketched = [precaudit.trace(p, tmp_path / at, sketch=8, positions=at) for at in ("0:2", "1")]
+    found = precaudit.compare(*sketched)
+    assert {(r.call, r.equal) for r in found.records} == {(1, True)}
+
+
+def test_a_program_is_recorded_as_a_device_that_is_not_here_and_without_tensors(tmp_path):
+    predicted = precaudit.trace(program(), tmp_path / "predicted", device="tpu-emulated:v5e")
+    assert predicted.record.device == "TPU v5e:2x2 (emulated from the jaxpr)"
+    both = [precaudit.trace(program(), tmp_path / name, sketch=8) for name in "ab"]
+    assert [run.record.sketch for run in both] == [8, 8]
+    found = precaudit.compare(both[0], both[1].folder)
+    assert [(r.point, r.equal) for r in found.records][-1] == ("outputs.out", True)
+    (tmp_path / "names.toml").write_text('mine = "step"\n')
+    renamed = precaudit.trace(program(), tmp_path / "renamed", rename=tmp_path / "names.toml")
+    assert "mine" in {x.name for x in renamed.record.points}
+    with pytest.raises(UserError, match="a program says itself what it runs on; leave out device='cpu'"):
+        precaudit.trace(program(), tmp_path / "never", device="cpu")
+
+
+def test_sketches_of_a_model_are_a_run_for_each_length(tmp_path):
+    how = {"decode_steps": 0, "points": "q", "phases": "prefill", "sketch": 8}
+    runs = precaudit.trace("tiny", tmp_path / "a", ["x = 1", "y = 2", "a, b = 1, 2"], **how)
+    assert len(runs) == 2
+    found = precaudit.compare(tmp_path / "a", tmp_path / "a")
+    assert {r.case for r in found.records} == {"p0", "p1", "p2"}
+    with pytest.raises(UserError, match="trace of a model with sketch= takes no 'batch'"):
+        precaudit.trace("tiny", tmp_path / "b", ["x = 1"], batch=2, sketch=8)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: precaudit.gate("nowhere", layer="0"), "gate takes no 'layer'; did you mean 'layers'"),
         (lambda: precaudit.trace("tiny", "nowhere", layer="0"), "trace takes no 'layer'; did you mean 'layers'"),
         (lambda: precaudit.compare("nowhere", formla=True), "compare takes no 'formla'; did you mean 'formula'"),
         (lambda: precaudit.diagnose("nowhere", point="q"), "diagnose takes no 'point'; did you mean 'points'"),

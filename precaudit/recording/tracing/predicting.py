@@ -246,6 +246,13 @@ def target_of(device: str) -> Target | None:
     return target
 
 
+def program_target(device: str, strict: bool) -> Target | None:
+    """Return the target that a program runs as, of which no compiler options are its own; raises UserError."""
+    if (target := target_of(device)) is not None and strict:
+        raise UserError(f"--strict is for JAX's own device, not for {device}")
+    return target
+
+
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
     return f"TPU {target.name} {FROM_JAXPR if isinstance(target, EmulatedTarget) else '(predicted)'}"

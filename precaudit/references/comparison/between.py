@@ -73,13 +73,15 @@ def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, h
     sides = [_sides(x) for x in both]
     programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in sides]
     beside = tuple(_beside(*both))
+    calls = [x for x in both if isinstance(x, Opened)]
+    if len(calls) == 2:
+        sides[1] = _numbered_as(sides[1], *calls)
     if any(programs) and not all(programs):
         sides = [side if program else _as_calls(side) for side, program in zip(sides, programs, strict=True)]
     errors: Iterable[ErrorRecord] = ()
     notes: list[str] = []
     if not beside or all(side.cases for side in sides):  # a dump may hold reported numbers alone
         errors, notes = sides_errors(sides[0], sides[1], tell)
-    calls = [x for x in both if isinstance(x, Opened)]
     notes += _inputs(*calls) if len(calls) == 2 else token_notes(*sides)
     notes += [f"not in the dump: {text}" for x in both if isinstance(x, Imported) for text in x.record.absent]
     folder = against_folder(both[0].folder, both[1].folder)
@@ -176,10 +178,36 @@ def _case_as_calls(side: Side) -> Side:
     )
 
 
+def _numbered_as(sides: CaseSides, first: Opened, second: Opened) -> CaseSides:
+    """Return the second of two runs with its calls as the first numbers them, where either was begun at a later one.
+
+    Calls before the first run's first are left out.
+    """
+    began = {one.record.phase: one.record.began for one in first.entries}
+    later = {one.record.phase: one.record.began - began.get(one.record.phase, 0) for one in second.entries}
+    if not any(later.values()):
+        return sides
+
+    def case_of(case: str) -> Side:
+        side = sides.of(case)
+        old = {p._replace(step=n): p for p in side.places if (n := p.step + later[p.phase]) >= 0}
+
+        def skipped(place: Place) -> str | None:
+            return side.skipped(old[place])
+
+        return replace(side, places=old, tensor=lambda place: side.tensor(old[place]), skipped=skipped)
+
+    return replace(sides, of=case_of)
+
+
 def _inputs(a: Opened, b: Opened) -> Iterator[str]:
-    """Yield the cases that two programs were not given the same inputs for, in their first calls."""
+    """Yield the cases that two programs were not given the same inputs for, in the first call that both hold."""
+    later = b.record.began - a.record.began
+    calls = (max(later, 0), max(-later, 0))
+    if any(call >= run.record.calls for run, call in zip((a, b), calls, strict=True)):
+        return
     for case in (c for c in a.record.cases if c in b.record.cases):
-        x, y = (run.tensors(case, 0, "inputs") for run in (a, b))
+        x, y = (run.tensors(case, call, "inputs") for run, call in zip((a, b), calls, strict=True))
         differ = sorted(k for k in {**x, **y} if k not in x or k not in y or x[k].tobytes() != y[k].tobytes())
         if differ:
             yield f"{case}: the inputs of the first call differ (leaves {', '.join(differ[:5])})"

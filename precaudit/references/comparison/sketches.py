@@ -85,8 +85,9 @@ def _pairs(ours: Opened, theirs: Opened) -> tuple[list[SketchRecord], list[str]]
             lacking.append(f"{one.record.entry} has {one.record.calls} and {view.record.calls} calls")
         for case in (case for case in one.record.cases if case in view.record.cases):
             apart = False
-            for call in range(min(one.record.calls, view.record.calls)):
-                a, b = one.tensors(case, call, "taps"), view.tensors(case, call, "taps")
+            later = one.record.began - view.record.began
+            for call in range(max(0, -later), min(one.record.calls, view.record.calls - later)):
+                a, b = one.tensors(case, call, "taps"), view.tensors(case, call + later, "taps")
                 apart = apart or any(k in b and not np.array_equal(a[k], b[k]) for k in a if k.startswith("inputs/"))
                 why = "other tokens were fed" if apart else ""
                 found += _of_call(case, call, CallSketch(one.record, a), CallSketch(view.record, b), why)
