@@ -290,8 +290,8 @@ MISTAKES: dict[str, Mistake] = {
     "own part once more": Mistake(partial(layer, out=lambda y: summed(y) + y), "added twice"),
     "mean for sum": Mistake(partial(layer, out=lambda y: lax.pmean(y, "model")), "mean for sum"),
     "over the other axis": Mistake(partial(layer, out=lambda y: lax.psum(y, "data")), "sum over another axis"),
-    "a shard left out": Mistake(partial(layer, out=part_left_out), "shard left out"),
-    "a ring too short": Mistake(lambda x, w: fed(attended(x, w), w, summed=round_the_ring), "shard left out"),
+    "a shard omitted": Mistake(partial(layer, out=part_left_out), "shard omitted"),
+    "a ring too short": Mistake(lambda x, w: fed(attended(x, w), w, summed=round_the_ring), "shard omitted"),
     "bias on each shard": Mistake(
         partial(layer, out=lambda y: summed(biased(y))), "term on each shard", partial(layer, out=biased)
     ),

@@ -492,10 +492,10 @@ MISTAKES = (
         phases=("prefill",),
     ),
     M("head 3 is zero", "attend", head_zeroed, "attn_out", "semantics", "head 3 zeroed"),
-    M("decode does not see key 0", "softmax", first_key_hidden, "probs", "semantics", "key 0 left out", phases=D),
+    M("decode does not see key 0", "softmax", first_key_hidden, "probs", "semantics", "key 0 omitted", phases=D),
     M("values × 1.1 inside", "attend", values_scaled, "attn_out", "semantics", "× 1.1"),
     # other formulas
-    M("norm without weight", "norm", weightless, "attn_norm", "semantics", "weight left out", **FIRST),
+    M("norm without weight", "norm", weightless, "attn_norm", "semantics", "weight omitted", **FIRST),
     M("mean over D − 1", "norm", short_mean, "attn_norm", "semantics", "mean over D -1", **FIRST),
     M("quick gelu", "activate", quick_gelu, "mlp_act", "semantics", "activation quick gelu, x·σ(1.702 x)"),
     M("exponentials in bf16", "softmax", narrow_exp, "probs", "format", "exponentials in bfloat16", F32),

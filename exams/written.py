@@ -153,7 +153,7 @@ BATCHED = {
 }
 QUICK = "act = (wide * jax.nn.sigmoid(1.702 * wide)).astype(x.dtype)"
 TO_OUT = {"attn_out": '"attended~1"'}
-FIRST_ROW, FIRST_KEY = "mask one short but for the first row", "first key seen 1"
+FIRST_ROW, FIRST_KEY = "mask one short but for the first row", "first key attended to 1"
 OF_V = "no product shows k: the cache of v is the first that is held against the rows written"
 AFTER_V = "after the product that shows v, so that the cache shows it first"
 NONE_OF_A_BATCH = "the example has one sequence; here two by jax.vmap"

@@ -72,7 +72,7 @@ QUANTISED = tuple(
          in_weight("down", scales(lambda s: s * (127 / 128))), W8),
         ("scales in bfloat16", "scales stored narrow", D, "scale.*bfloat16|bfloat16.*scale|bfloat16",
          in_weight("down", scales(narrow)), W8),
-        ("scales left out", "integers multiplied as they are", V, "scale", in_weight("wv", scales(jnp.ones_like)), W8),
+        ("scales omitted", "integers multiplied as they are", V, "scale", in_weight("wv", scales(jnp.ones_like)), W8),
         ("zero point 1", "asymmetric for symmetric", Q, "zero.?point|offset|\\+ 1",
          in_weight("wq", values(lambda v: v + 1)), W8),
         ("toward zero", "truncated for rounded", Q, "toward zero|trunc|one integer|nearer to zero",

@@ -101,7 +101,7 @@ def transposed(probs: Any, v: Any, a: Any) -> Any:
 
 S, P, MIX = ("scores",), ("probs",), ("attn_out",)
 SCORES = (
-    Cell("scores: scale left out", "kernel called with scale=1", S, "scale.*(left out|not applied)|not scaled",
+    Cell("scores: scale omitted", "kernel called with scale=1", S, "scale.*(omitted|not applied)|not scaled",
          in_part("scores", times(HEAD**0.5)), equal="5\\.65"),
     Cell("scores: scale 1/K", "scaled before and in the kernel", S, "twice|1/K", in_part("scores", times(HEAD**-0.5)),
          equal="0\\.17"),
@@ -177,7 +177,7 @@ SCORES = (
          in_part("attend", transposed, phases=("prefill",))),
     Cell("attn_out: values times 1.02", "dequantisation scale a little off", MIX, "1\\.02",
          in_part("attend", lambda p, v, a: attend(p, (v.astype(f32) * 1.02).astype(v.dtype), a))),
-    Cell("attn_out: a key's value left out", "block of keys cut short", MIX, "key 20|value.*(dropped|zero)",
+    Cell("attn_out: a key's value omitted", "block of keys cut short", MIX, "key 20|value.*(dropped|zero)",
          in_part("attend", lambda p, v, a: attend(p, v.at[:, 20].set(0), a))),
     Cell("attn_out: one head zero", "pruned head", MIX, "head 1.*(zero|0)|zero.*head 1",
          in_part("attend", after(attend, lambda y: y.at[:, :, 1].set(0)))),

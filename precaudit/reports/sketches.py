@@ -9,6 +9,7 @@ from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
 from precaudit.schema.records.sketches import SketchRecord
 
+MOST = 5  # caches that are listed one by one
 COLUMNS = ("point", "values", "equal", "rel_l2", "within", "where", "largest", "of", "NaN, inf", "of ")
 
 
@@ -18,8 +19,10 @@ def sketch_report(found: SketchComparison) -> Report:
     rows = tuple(_row(name, [r for r in found.records if r.point == name]) for name in points)
     table = Table("", COLUMNS, rows, left=("point", "where"))
     unknown = dict.fromkeys(r.unknown for r in found.records if r.unknown)
-    each = (f"{sum(r.unknown == why for r in found.records)} values have no estimate: {why}" for why in unknown)
-    faults = [f"state: {f.point}{_layer(f.layer)} ({f.case}, {f.phase} {f.call}): {f.why}" for f in found.faults[:5]]
+    each = (_no_estimate(sum(r.unknown == why for r in found.records), why) for why in unknown)
+    faults = [f"state: {f.point}{_layer(f.layer)} ({f.case}, {f.phase} {f.call}): {f.why}" for f in found.faults[:MOST]]
+    if len(found.faults) > MOST:
+        faults.append(f"state: {len(found.faults) - MOST} more caches do not hold them")
     state = f"state: {found.caches - len(found.faults)} of {found.caches} caches hold the rows that were written"
     ending = (f"Records: {folder}/sketches.jsonl" for folder in found.folders)
     notes = (*each, *found.lacking, *([state] if found.caches else []), *faults)
@@ -43,8 +46,12 @@ def _headline(found: SketchComparison) -> Headline:
     return Headline(
         "?",
         f"{len(off)} of {len(every)} values differ in bits, {_place(worst)} {how}; "
-        "sketches do not tell whether rounding explains it.",
+        "sketches cannot show whether rounding explains it.",
     )
+
+
+def _no_estimate(n: int, why: str) -> str:
+    return f"{'1 value has' if n == 1 else f'{n} values have'} no estimate: {why}"
 
 
 def _same_bits(every: Sequence[SketchRecord], lacking: Sequence[str]) -> Headline:
@@ -68,7 +75,7 @@ def _row(name: str, records: list[SketchRecord]) -> tuple[str, ...]:
         _rel(worst),
         "" if not worst.within else f"{worst.within:.0%}",
         ", ".join([where, *spots]) if not worst.equal else "",
-        *(digits(max(x), 6) if x else "" for x in largest),
+        *(digits(max(x)) if x else "" for x in largest),
         *(str(sum(x)) if x else "" for x in odd),
     )
 

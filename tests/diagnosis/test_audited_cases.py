@@ -156,7 +156,7 @@ def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
     choice, rounding = (line_of("router.py", text) for text in ("jax.lax.top_k(p", "p = p.astype"))
     told = found.conclusions[0].partition("rounding explains it: ")[2]
     assert told.startswith(f"tests/helpers/cases/{choice}:")
-    assert "top_k chooses 1 of 32 otherwise by the rounding at" in told
+    assert "top_k chooses 1 of 32 differently by the rounding at" in told
     assert f"tests/helpers/cases/{rounding}:" in told
 
 
@@ -167,9 +167,7 @@ NUMBERS = {"less": "3e-6", "least": "1e-6", "none": None}
 def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
     found = audited(tmp_path, f"epsilon.py:{name}", mapped=True)
     (one,) = (f for f in found.diagnosis.findings if f.kind == "semantics")
-    says = (
-        "epsilon is left out" if NUMBERS[name] is None else f"epsilon is {NUMBERS[name]}, the configuration says 1e-5"
-    )
+    says = "epsilon is omitted" if NUMBERS[name] is None else f"epsilon is {NUMBERS[name]}, the configuration says 1e-5"
     assert one.says.startswith(says)
 
 

@@ -1,4 +1,4 @@
-"""Passes of XLA: which changed a program, which can be left out together, and what a compiled line becomes without."""
+"""Passes of XLA: which changed a program, which can be omitted together, and what a compiled line becomes without."""
 
 from pathlib import Path
 

@@ -125,7 +125,7 @@ def test_without_the_output_and_of_few_numbers_nothing_is_decided(tmp_path):
 
 
 def test_the_answer_says_what_the_format_of_a_dump_cannot_tell(tmp_path):
-    for dtype, told in ((np.float16, " as far as float16 tells, 0.05"), (np.float64, "")):
+    for dtype, told in ((np.float16, " to float16's precision, 0.05"), (np.float64, "")):
         np.savez(tmp_path / "theirs.npz", **theirs(dtype))
         assert precaudit.same(program(), tmp_path / "theirs.npz").cases[0].says.startswith(f"are one formula{told}: ")
 

@@ -52,7 +52,7 @@ def told(finding):
     """Return (cause, least, most): the epsilons that a finding says may have been taken."""
     if found := re.search(r"([\d.e-]+) to ([\d.e-]+) fit", finding.says):
         return finding.cause, float(found[1]), float(found[2])
-    if found := re.search(r"left out, or at most ([^,]+),", finding.says):
+    if found := re.search(r"omitted, or at most ([^,]+),", finding.says):
         return finding.cause, 0.0, float(found[1])
     number = float(re.fullmatch(r"epsilon is (\S+), the configuration says \S+", finding.says)[1])
     return finding.cause, number, number

@@ -17,7 +17,7 @@ from tests.helpers.paths import ROOT
 NAMED = {
     "no sum": "sum missing",
     "half of it": "mean for sum",
-    "a shard left out": "shard left out",
+    "a shard omitted": "shard omitted",
     "twice": "added twice",
     "statistics": "statistics of one shard",
     "bias": "term on each shard",

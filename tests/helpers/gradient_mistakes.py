@@ -157,7 +157,7 @@ MISTAKES = {
     "not summed over the batch": Planted(
         with_gradient(rms, partial(rms_gradient, summed=False)), rms, norm_inputs, {"dw": "only the first is used"}
     ),
-    "a stop_gradient": Planted(held, rms, norm_inputs, {"dx": "is left out, as by a stop_gradient"}),
+    "a stop_gradient": Planted(held, rms, norm_inputs, {"dx": "is omitted, as by a stop_gradient"}),
     "a product in float16": Planted(
         in_float16, mean_loss, linear_inputs, dict.fromkeys(("out", "dx", "dw"), BY_ROUNDING)
     ),

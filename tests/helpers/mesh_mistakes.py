@@ -53,7 +53,7 @@ MISTAKES = {
     "nothing": ({}, ALONE),
     "no sum": ({"out": lambda y: y}, ALONE),
     "half of it": ({"out": lambda y: summed(y) / 4}, ALONE),
-    "a shard left out": ({"out": lambda y: summed(rest(y))}, ALONE),
+    "a shard omitted": ({"out": lambda y: summed(rest(y))}, ALONE),
     "twice": ({"out": lambda y: summed(y) + y}, ALONE),
     "statistics": ({"of": own_columns}, ALONE),
     "bias": ({"out": lambda y: summed(biased(y))}, {**ALONE, "bias": biased}),

@@ -276,7 +276,7 @@ ONES = jnp.ones_like
 FAULTS = [
     ("flash", in_blocks(), None),
     ("flash", scaled(flash), "scale × √K 1.02"),
-    ("flash", unseen(flash), "key 5 left out"),
+    ("flash", unseen(flash), "key 5 omitted"),
     ("flash", stale(flash), ""),
     ("flash", headless(flash), "head 1 zeroed"),
     ("flash", in_blocks(ONES, ONES), "sum and output not rescaled"),
@@ -284,7 +284,7 @@ FAULTS = [
     ("flash", in_blocks(of_sum=ONES), "sum not rescaled"),
     ("flash", in_blocks(last_divided=False), ""),
     ("sdpa", scaled(sdpa), "scale × √K 1.02"),
-    ("sdpa", unseen(sdpa), "key 5 left out"),
+    ("sdpa", unseen(sdpa), "key 5 omitted"),
     ("sdpa", stale(sdpa), ""),
     ("sdpa", headless(sdpa), "head 1 zeroed"),
 ]  # fmt: skip

@@ -261,13 +261,13 @@ def zero_point(values, scales):
 
 CHANGED = [
     ("int8-weights", "wq", one_channel, "q", None),
-    ("int4-groups", "wv", zero_point, "v", "zero-point of weights off by +1"),
+    ("int4-groups", "wv", zero_point, "v", "zero-point of weights wrong by +1"),
 ]
 MORE = [
     ("w8a8", "down", one_channel, "mlp_out", "channel 5 × 1.02"),
     ("int8-groups", "down", groups_shifted, "mlp_out", "group scales shifted by +1"),
     ("int8-weights", "down", one_channel, "mlp_out", "channel 5 × 1.02"),
-    ("int8-weights", "wv", zero_point, "v", "zero-point of weights off by +1"),
+    ("int8-weights", "wv", zero_point, "v", "zero-point of weights wrong by +1"),
     ("int4-groups", "down", groups_shifted, "mlp_out", "group scales shifted by +1"),
     ("int4-groups", "wq", one_channel, "q", None),
     ("w8a8", "wq", one_channel, "q", None),
@@ -331,7 +331,7 @@ def bf16_scales(cache, layer):
 @pytest.mark.parametrize(
     ("read", "cause"),
     [
-        (other_scale, "scale of row 8"), (moved_zero, "zero-point off by 1"),
+        (other_scale, "scale of row 8"), (moved_zero, "zero-point wrong by 1"),
         pytest.param(larger, "scales × 1.02", marks=pytest.mark.slow),
         (bf16_scales, None),
     ],

@@ -1,6 +1,7 @@
 """Whatever counts verdicts shows the gate's numbers, ``input suspect`` included: 12 runs, on every screen."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from rich.console import Console
 from precaudit import compare as compare_any
 from precaudit import import_dump
 from precaudit.cli import run as cli
+from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
+from precaudit.recording.tracing.subject import load as load_model
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.annotations import SHOWN, SILENT, annotations
@@ -30,14 +33,19 @@ from precaudit.reports.comparison import recalled_report
 from precaudit.reports.gate import gate_report
 from precaudit.reports.gathered import gather_run, recall_run
 from precaudit.reports.junit import render_junit
-from precaudit.reports.pages import as_markdown
-from precaudit.reports.policies import row_of
+from precaudit.reports.pages import as_html, as_json, as_markdown
+from precaudit.reports.policies import COLUMNS as COLUMNS_OF_POLICIES
+from precaudit.reports.policies import policies_report, row_of
 from precaudit.reports.program import COLUMNS
 from precaudit.reports.session.filters import Filters
 from precaudit.reports.session.reading import read_run
+from precaudit.reports.sketches import sketch_report
 from precaudit.reports.summary import local_sentence
 from precaudit.reports.terminal import print_report
+from precaudit.schema.policies import load_policy
+from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
+from precaudit.workflows.several import PolicySubjects, compare_policies, trace_policies
 from tests.helpers import padded_batches
 from tests.helpers.other_decoder import MAP, MODEL, fixture_tokens, write_dump
 from tests.helpers.paths import ROOT
@@ -277,6 +285,92 @@ def test_the_runs_are_of_every_status_that_counts(folders):
     """Else the numbers would agree where there are none."""
     found = sum((Counter(gate(folders(name)).counts) for name in KEPT), Counter())
     assert {"pass", "fail", "nonfinite", "input suspect"} <= found.keys()
+
+
+# A folder of several runs: each row of its table beside the gate of its run
+
+
+WRONG = Parts(scores=doubled)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Three policies of a model: one that passes, one whose scores are wrong, and one that cannot run."""
+    folder = tmp_path_factory.mktemp("policies") / "runs"
+    parts = {"bf16": Parts(), "fp32-highest": WRONG}
+
+    def load(policy):
+        if policy.name not in parts:
+            raise UserError("not here")
+        return load_model("tiny", policy, device="cpu", parts=parts[policy.name])
+
+    subjects = PolicySubjects([load_policy(name) for name in (*parts, "fp32")], load)
+    select = Selection.parse(layers="0", points="q,k,scores,logits", phases="prefill")
+    trace_policies(subjects, folder, [Prompt(id="a", prompt="x = 1")], select)
+    return folder, compare_policies(folder, CompareOptions(accum=()), lambda *_: None)
+
+
+def policy_counts(row):
+    """What the column of verdicts says of a policy, as counts."""
+    return counted(row[COLUMNS_OF_POLICIES.index("verdict")])
+
+
+@pytest.mark.slow  # two runs of a model: 8 s
+def test_a_folder_of_policies_counts_as_the_gate_of_each_run(policies, capsys):
+    folder, (rows, said) = policies
+    report = policies_report(rows, str(folder), said)
+    judged = {row.policy: gate(folder / row.run) for row in rows if row.run}
+    assert {name: j.exit_code for name, j in judged.items()} == {"bf16": 0, "fp32-highest": 1}
+    worst = {name: dict(list(open_ones(j.counts).items())[:1]) for name, j in judged.items()}
+    table = report.sections[0].tables[0]
+    for row in table.rows:
+        j = judged.get(row[0])
+        if j is None:
+            assert row[-1] == "? not recorded: not here"
+            continue
+        assert policy_counts(row) == (Counter() if j.exit_code == 0 else Counter(worst[row[0]]))
+    failing = [name for name, j in judged.items() if j.exit_code == 1]
+    assert report.headline.text.startswith(f"✗ {len(failing)} of {len(rows)} policies fail: {', '.join(failing)}.")
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=200))
+    for text in (shown.getvalue(), as_markdown(report), as_html(report)):
+        found = counted(re.sub(r"<[^>]+>", " ", text))
+        assert open_ones(found) == sum(map(Counter, (worst[name] for name in failing)), Counter())
+    records = [json.loads(line) for line in as_json(report)]
+    assert [(r["policy"], r["verdict"]) for r in records] == [(r.policy, r.verdict) for r in rows]
+    capsys.readouterr()
+    assert cli(["gate", str(folder)]) == 1
+    lines = [counted(x) for x in capsys.readouterr().out.splitlines() if x.startswith("verdicts: ")]
+    assert lines == [Counter(j.counts) for j in judged.values()]
+
+
+# Two runs that keep no tensors: no gate judges them, and every screen counts the records
+
+
+def test_sketches_are_counted_alike_on_every_screen(tmp_path):
+    other = {"mlp": WEIGHTS["mlp"].at[2].multiply(1.5)}
+    options = ProgramTraceOptions(sketch=8)
+    for name, weights in (("ours", WEIGHTS), ("theirs", other)):
+        trace_program(replace(PROGRAM, params=weights), tmp_path / name, options=options)
+    found = compare_any(tmp_path / "ours", tmp_path / "theirs")
+    report = sketch_report(found)
+    table = report.sections[0].tables[0]
+    values, equal = (sum(int(row[table.columns.index(name)]) for row in table.rows) for name in ("values", "equal"))
+    differ = sum(not r.equal for r in found.records)
+    assert 0 < differ < len(found.records)
+    assert (values, values - equal) == (len(found.records), differ)
+    said = f"{differ} of {values} values differ in bits"
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=300))
+    for text in (shown.getvalue(), as_markdown(report), as_html(report)):
+        assert said in text
+    lines = [json.loads(line) for line in as_json(report)]
+    assert [(x["point"], x["equal"]) for x in lines] == [(r.point, r.equal) for r in found.records]
+    written = [json.loads(x) for folder in found.folders for x in (folder / "sketches.jsonl").read_text().splitlines()]
+    assert written == lines
+    for line in shown.getvalue().splitlines():
+        for m in DECIMAL.finditer(line):
+            assert len(re.sub(r"e.*|[-.]", "", m.group()).lstrip("0")) <= 3, line
 
 
 DECIMAL = re.compile(r"(?<![\w./:-])-?\d+\.(\d+)(e[-+]?\d+)?(?![\w.])")

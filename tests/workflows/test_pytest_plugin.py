@@ -270,7 +270,7 @@ def test_a_failure_names_formats_and_cut_digits():
     )
     cut = (r.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(BF16)
     lines = told(cut, r)
-    assert "explained by: digits cut off, not rounded" in lines[-1]
+    assert "explained by: digits truncated, not rounded" in lines[-1]
     assert "elements: no single error is beyond rounding" in lines[2]
 
 

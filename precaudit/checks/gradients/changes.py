@@ -1,4 +1,4 @@
-"""A differentiated formula with one change: a term scaled or left out, rows left out, a scan one row late."""
+"""A differentiated formula with one change: a term scaled or omitted, rows omitted, a scan one row late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Change:
         at = self.site.line or "a line that JAX did not keep"
         if self.kind == FACTOR:
             if not self.factor:
-                return f"the term at {at} is left out"
+                return f"the term at {at} is omitted"
             return f"the term at {at} is multiplied by {digits(self.factor, 6)}"
         if self.kind in ROWS:
             return f"of the {self.site.rows:,} rows at {at} {self.kind} {'is' if 'only' in self.kind else 'are'} used"

@@ -37,7 +37,7 @@ def line_shares(
                 middle = np.asarray(_raise_line(formula, None, held, chosen)[0][0][leaf], np.float64)
                 alone = (x for x in formula.narrow() if _turns(_raise_line(formula, x, held)[0][1], chosen, first))
                 by = f" by the rounding at {short_line(line)}" if (line := next(alone, None)) is not None else ""
-                found.append((f"{name} chooses {n:,} of {size:,} otherwise{by}", _energy(middle, exact)))
+                found.append((f"{name} chooses {n:,} of {size:,} differently{by}", _energy(middle, exact)))
                 exact = middle
         for line in formula.narrow():
             found.append(

@@ -22,7 +22,7 @@ LEFT = 0.1  # of the error: what may be left with the mistake where rounding doe
 LESS = 0.9  # of the error: what is left of it at most with a mistake that is tried by rounding
 JUDGED = 6  # changes with the smallest rest, which are judged
 SEARCHES = 4  # of every change, for one array of a side; later inputs are tried with what was found
-KNOWN = "a constant, a factor, a term or rows that are left out, a scan that reads one row beside"
+KNOWN = "a constant, a factor, a term or rows that are omitted, a scan that reads one row beside"
 Remade = Callable[[GradientCase], list[Array]]
 
 
@@ -138,7 +138,7 @@ def _held(c: GradientCase) -> tuple[Any, Any]:
 
 def _constants(c: GradientCase, side: str) -> Iterator[Mistake]:
     for mine, its in constant_pairs(c.own[side], c.formula):
-        what = f"{_at(mine)} stands for {_at(its)}" if mine.value else f"{_at(its)} is left out"
+        what = f"{_at(mine)} stands for {_at(its)}" if mine.value else f"{_at(its)} is omitted"
         yield Mistake(("constant", mine.value, its.value), what, _exchange(its.value, mine.value))
 
 

@@ -137,7 +137,7 @@ def engine_sentence(r: EngineRounding) -> str:
     if r.cause is None:
         return f"{where}; none of {len(r.tried)} kinds of mistakes explains it"
     left = value(r.left) if r.left is not None else 0.0
-    return f"{where}: {r.cause}, which leaves {digits(left, 2)} ×"
+    return f"{where}: {r.cause}; corrected, the difference is {digits(left, 2)} ×"
 
 
 def _is_rounding(rms: float, largest: float, n: int) -> bool:

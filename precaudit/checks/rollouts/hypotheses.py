@@ -221,7 +221,7 @@ def _kept(samples: Sequence[Sample]) -> Iterator[Hypothesis]:
     """Yield probabilities that are those of the tokens kept by top-k, top-p, both, or min-p, divided by their sum."""
     ranked = {id(s): np.exp(np.sort(log_softmax(s.logits / s.temperature), axis=-1)[:, ::-1]) for s in samples}
     sums = {key: np.cumsum(p, axis=-1) for key, p in ranked.items()}
-    begin, says = "log-probabilities", "write them before tokens are left out, or score the trainer's so, too"
+    begin, says = "log-probabilities", "write them before tokens are dropped, or score the trainer's so, too"
     for k in TOP_K:
         yield Hypothesis("top-k", f"{begin} are those among the top {{}}", says, partial(_of_kept, sums, None, k), (k,))
     for p in TOP_P:

@@ -94,7 +94,7 @@ class Alone:
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if FORMATS[name].precision < own.precision:
                 yield f"rounding to {name}", round_to(rounder(name)(r))
-        yield "digits cut off, not rounded", _truncate(self.honest, r, self.form)
+        yield "digits truncated, not rounded", _truncate(self.honest, r, self.form)
         for name, total in self._sums():
             yield f"sums in {name}", round_to(total)
         for where in (None, *self.where()):

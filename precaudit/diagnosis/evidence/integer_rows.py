@@ -37,7 +37,7 @@ def _ways(found: Array, rows: Array, integers: Array, scales: Array, bad: Array)
     q, s = integers[bad].astype(np.float64), scales[bad].astype(np.float64)
     for zero in (1, -1):
         says = f"the zero-point is wrong by {zero}: every integer is read {'more' if zero > 0 else 'less'} by one"
-        yield f"zero-point off by {zero}", says, stored((q + zero) * s)
+        yield f"zero-point wrong by {zero}", says, stored((q + zero) * s)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(np.abs(q) > 16, widen(found)[bad] / (q * s), np.nan)
     if np.isfinite(ratio).any():

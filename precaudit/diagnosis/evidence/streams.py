@@ -60,7 +60,7 @@ def _embedding_state(recorded: Recorded, model: Model, place: Place, rows: Rows)
         if short != should:
             says = "are not scaled" if short == 1 else f"are times {digits(short, 6)}"
             told = f"embedding rows {says}, the configuration says × {digits(should, 6)}"
-            name = "embedding's factor left out" if short == 1 else f"embedding × {digits(short, 6)}"
+            name = "embedding's factor omitted" if short == 1 else f"embedding × {digits(short, 6)}"
             ways.append((name, "semantics", told, each * short))
     root = np.sqrt((each * each).mean(axis=1, keepdims=True))
     ways.append(

@@ -209,7 +209,7 @@ def _same_says(tensors: Sequence[TensorHeld]) -> str:
     rest = f"; the other {len(tensors) - len(known)} are values that it does not show" if few else ""
     widest = max((t.dtype for t in known), key=lambda dtype: NEAR.get(dtype, NARROW))
     limit = NEAR.get(widest, NARROW)
-    told = "" if widest == "float64" else f" as far as {widest} tells, {digits(limit, 6)}"
+    told = "" if widest == "float64" else f" to {widest}'s precision, {digits(limit, 6)}"
     off = "" if worst.off is None else f", to {digits(worst.off, 2)}"
     return f"are one formula{told}: {which} a value of the program in FP64{off}{rest}"
 

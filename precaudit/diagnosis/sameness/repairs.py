@@ -13,7 +13,7 @@ from precaudit.diagnosis.sameness.marks import subsets
 from precaudit.interpreters.jaxpr.ranks import Axes, Change, Told
 
 MeshMistake = Literal[
-    "sum over another axis", "summed again", "added twice", "shard left out", "term on each shard",
+    "sum over another axis", "summed again", "added twice", "shard omitted", "term on each shard",
     "statistics of one shard", "sum missing", "not averaged", "mean for sum", "sum for mean", "scale on each shard",
     "shard of another rank",
 ]  # fmt: skip
@@ -97,9 +97,9 @@ def _ring_repairs(e: jex.JaxprEqn, inputs: Sequence[Any], out: Sequence[Any], ax
                 fits = y.shape == x.shape and jnp.issubdtype(x.dtype, jnp.floating) and not (looped and to == of)
                 if 1 < n <= MOST_RANKS and fits and _differs(y, (i,)) and _differs(x, (i,)):
                     for shift in (*range(1, n),):
-                        text = f"a shard along {axes.names[i]} is left out"
+                        text = f"a shard along {axes.names[i]} is omitted"
                         change = partial(_with_another, to, of, i, shift, both)
-                        yield Repair("shard left out", text, 7, change)
+                        yield Repair("shard omitted", text, 7, change)
 
 
 def _output_repairs(x: Any, spec: Any, axes: Axes) -> Iterator[Repair]:
@@ -125,7 +125,7 @@ def _of_sums(e: jex.JaxprEqn, axes: Axes, over: tuple[int, ...], said: str) -> I
     """Yield a sum over other axes."""
     own, whole = tuple(axes.at(a) for a in e.params["axes"] if a in axes.names), partial(_whole, over)
     if e.params.get("axis_index_groups") is not None:
-        yield Repair("shard left out", f"the sum leaves out shards along {said}: it is of groups", 0, whole)
+        yield Repair("shard omitted", f"the sum omits shards along {said}: it is of groups", 0, whole)
     elif set(over) != {i for i in own if axes.sizes[i] > 1}:
         text = f"the sum is over {_said(axes, own) or 'no axis'}, not over {said}"
         yield Repair("sum over another axis", text, 0, whole)
@@ -144,7 +144,7 @@ def _terms(inputs: Sequence[Any], over: tuple[int, ...], said: str, count: int, 
 def _without(
     e: jex.JaxprEqn, inputs: Sequence[Any], out: Sequence[Any], choices: Sequence[tuple[int, ...]], axes: Axes
 ) -> Iterator[Repair]:
-    """Yield an operation left out: one of its operands for its result."""
+    """Yield an operation omitted: one of its operands for its result."""
     name, shape = e.primitive.name, out[0].shape
     every = choices[-1]
     counts = [int(np.prod([axes.sizes[i] for i in over])) for over in choices]
@@ -160,7 +160,7 @@ def _without(
         elif name in SUMS:
             yield Repair("summed again", f"what is whole is summed once more over {_said(axes, every)}", 1, change)
         elif name in ("select_n", "mul") and any(_differs(y, every) for y in other):
-            yield Repair("shard left out", f"a shard along {_said(axes, every)} is left out", 1, change)
+            yield Repair("shard omitted", f"a shard along {_said(axes, every)} is omitted", 1, change)
         elif name in TERMS and len(inputs) == 2 and bool(jnp.array_equal(inputs[0], inputs[1])):
             yield Repair("added twice", "it is added twice", 1, change)
         elif any(_divides(name, y, n) for y in other for n in counts):

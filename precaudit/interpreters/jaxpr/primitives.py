@@ -35,13 +35,13 @@ RULES = {
     "convert_element_type": "between floats: nothing; to a float: FP64; else as written",
     "reduce_precision": "nothing: a rounding",
     "bitcast_convert_type": "an integer's bits are read in the format written; a float's are refused, but its sign",
-    "reduce": "its reducer is lifted",
-    "reduce_window": "its reducer is lifted",
-    "custom_linear_solve": "the operator and the solver are lifted",
-    "scan": "its body is lifted",
-    "while": "condition and body are lifted; a batched condition keeps what has ended",
-    "cond": "its branches are lifted",
-    "shard_map": "its body is lifted, on the same mesh; what differs between shards is not declared any more",
+    "reduce": "its reducer is evaluated in FP64",
+    "reduce_window": "its reducer is evaluated in FP64",
+    "custom_linear_solve": "the operator and the solver are evaluated in FP64",
+    "scan": "its body is evaluated in FP64",
+    "while": "condition and body are evaluated in FP64; a batched condition keeps what has ended",
+    "cond": "its branches are evaluated in FP64",
+    "shard_map": "its body is evaluated in FP64, on the same mesh; differences of shards are not declared",
     "psum_invariant": "as psum",
     "all_gather_invariant": "as all_gather",
     "pvary": "nothing: what differs between shards is not declared any more",
@@ -49,7 +49,7 @@ RULES = {
     "empty2": "zeros: what is read before it is written means nothing",
     "layout_constraint": "nothing: a layout",
 } | dict.fromkeys(PRODUCTS.split(), "the result in FP64, precision and algorithm dropped")
-RULES |= dict.fromkeys(SCATTERS.split(), "a function of one element (`lax.scatter_apply`) is lifted")
+RULES |= dict.fromkeys(SCATTERS.split(), "a function of one element (`lax.scatter_apply`) is evaluated in FP64")
 RULES |= dict.fromkeys(["debug_callback", "debug_print", "inspect_sharding", "dce_sink"], "left out: gives no value")
 
 # Bound again with floats in FP64: what they compute does not depend on the format.
@@ -76,7 +76,7 @@ REFUSED = {
         dot_product_attention_fp8_bwd scaled_matmul core_map jaxpr_call call_hi_primitive call_hi_primitive_linearized
     """,
     "what it gives is a matter of the format's bits": "nextafter scaled_dot stochastic_round",
-    "the numbers drawn depend on the format": "random_gamma rng_uniform",
+    "the numbers sampled depend on the format": "random_gamma rng_uniform",
     "the device chooses what it gives": "approx_top_k rng_bit_generator",
     "it is of shards, and no whole value": """
         global_array_to_host_local_array host_local_array_to_global_array
@@ -112,7 +112,7 @@ UNKNOWN = Lifting("refused", "this version of precaudit does not know it")
 TABLE: dict[str, Lifting] = {
     **{name: Lifting("bound") for name in BOUND.split()},
     **{name: Lifting("rule", why) for name, why in RULES.items()},
-    **{name: Lifting("call", "its body is lifted", body) for name, body in CALLS.items()},
+    **{name: Lifting("call", "its body is evaluated in FP64", body) for name, body in CALLS.items()},
     **{name: Lifting("refused", why) for why, names in REFUSED.items() for name in names.split()},
 }
 
@@ -133,7 +133,7 @@ Custom derivative rules count where a derivative is traced before the shadow: `s
 
 This file is generated: `make schemas`.
 
-| primitive | lifted | how, or why not |
+| primitive | in FP64 | how, or why not |
 | --- | --- | --- |
 """
 

@@ -73,7 +73,7 @@ def check_agreement(opened: Opened, program: Program, made: Tagged) -> None:
         )
     if weights_hash(program, made) != opened.record.weights:
         raise UserError(
-            f"{opened.folder}: the parameters are not those that were traced (their hash differs); are they drawn "
+            f"{opened.folder}: the parameters are not those that were traced (their hash differs); are they sampled "
             "without a seed? Trace again"
         )
     points = _table(points_of(made, opened.record.layers))

@@ -182,7 +182,7 @@ def _estimate(x: Parts, y: Parts) -> tuple[float | None, float | None, str]:
         return None, None, "the reference is 0"
     apart = np.linalg.norm(x["projections"].astype(np.float64) - y["projections"]) / size
     if apart < RESOLVED:
-        return None, None, f"below {digits(RESOLVED, 1)}, which projections in float32 do not tell"
+        return None, None, f"below {digits(RESOLVED, 1)}, which projections in float32 cannot show"
     return float(apart), NORMAL / (2 * len(x["projections"])) ** 0.5, ""
 
 

@@ -141,7 +141,7 @@ def _scales(config: DecoderConfig) -> Iterator[Variant]:
             form=constant(query_scale=k**-0.5),
         )  # fmt: skip
     yield semantics("scale twice", says="the scale is applied twice", form=scaled_by(scale))
-    yield semantics("scale left out", says="the scale is left out", form=constant(query_scale=1.0))
+    yield semantics("scale omitted", says="the scale is omitted", form=constant(query_scale=1.0))
     yield from roundings_of("scale", scale, lambda x: constant(query_scale=x))
     if config.heads != config.kv_heads > 1:
         yield semantics(
@@ -184,7 +184,7 @@ def _caps(config: DecoderConfig) -> Iterator[Variant]:
     cap = config.score_cap
     if cap is None:
         return
-    yield semantics("cap left out", says="scores are not capped", form=constant(score_cap=None))
+    yield semantics("cap omitted", says="scores are not capped", form=constant(score_cap=None))
     yield from roundings_of("cap", cap, lambda x: constant(score_cap=x))
 
 

@@ -84,7 +84,7 @@ def _name_fit(span: Span, best: Variant, alone: bool, outside: bool) -> Variant:
     """
     x, announced = best.number, f"the configuration says {digits(span.announced, 6)}"
     if not outside and span.nothing:
-        return replace(best, name="epsilon left out", says=f"epsilon is left out, or at most {_top(span)}, {announced}")
+        return replace(best, name="epsilon omitted", says=f"epsilon is omitted, or at most {_top(span)}, {announced}")
     if not outside and alone and span.narrow:
         if best.kind == "format":
             return best

@@ -35,7 +35,7 @@ from precaudit.references.mutations.variants import Variant
 from precaudit.schema.digits import digits
 
 SINKS = 4  # first keys that every row sees beside its window (Xiao et al. 2024, StreamingLLM)
-AHEAD = "keys seen past the row's own"
+AHEAD = "number of keys past the row's own"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _windows(o: Inputs) -> Iterator[Fit]:
     )
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(top - 1, 2), 24).astype(int)))
     yield Fit(
-        "first key seen",
+        "first key attended to",
         lambda x: on_scores(partial(_hidden, slice(0, int(x)))),
         slots,
         0.0,
@@ -201,7 +201,7 @@ def _windows(o: Inputs) -> Iterator[Fit]:
         source="it should be",
     )
     yield Fit(
-        "keys seen at most",
+        "number of keys attended to",
         lambda x: on_scores(partial(_hidden, slice(int(x), None))),
         slots,
         float(top),

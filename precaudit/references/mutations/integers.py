@@ -28,7 +28,7 @@ def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
     to = INTEGERS[policy.weights]
     for zero in (1, -1):
         says = f"integers of weights are read wrong by {zero:+d}"
-        yield _integer_variant(f"zero-point of weights off by {zero:+d}", says, to, partial(_add_zero_point, zero))
+        yield _integer_variant(f"zero-point of weights wrong by {zero:+d}", says, to, partial(_add_zero_point, zero))
     for name, says, values in (
         ("integers one nearer to zero", "every integer of weights is read one nearer to zero", _nearer),
         ("integers exchanged in pairs", "integers 2i and 2i + 1 of a row stand in each other's place", _in_pairs),
@@ -64,7 +64,7 @@ def _scales(to: Integers, config: DecoderConfig) -> Iterator[Variant]:
     for name, says, change in (
         ("largest scale for all", "all weights have the largest of the scales", _largest),
         ("first scale for all", "all weights have the scale of the first output channel", _first_channel),
-        ("scales left out", "integers of weights are not multiplied by their scales", np.ones_like),
+        ("scales omitted", "integers of weights are not multiplied by their scales", np.ones_like),
     ):
         yield _integer_variant(name, says, to, partial(_change_scales, change), last=True)
 

@@ -17,14 +17,14 @@ def missing_keys(o: Inputs, candidate: Array, emulated: Array) -> Iterator[Varia
     """Yield attention without the one key that explains most of candidate − emulated [T, H, K]."""
     if o.row.kind == "softmax":
         gone = np.flatnonzero((np.abs(candidate).max(axis=(0, 1)) == 0) & (np.abs(emulated).max(axis=(0, 1)) > 0))
-        ways: dict[str, Callable[[int], Form]] = {"left out": unseen_key}
-        found = {"left out": int(gone[0])} if len(gone) else {}
+        ways: dict[str, Callable[[int], Form]] = {"omitted": unseen_key}
+        found = {"omitted": int(gone[0])} if len(gone) else {}
     else:
-        ways = {"left out": unseen_key, "value dropped": valueless}
+        ways = {"omitted": unseen_key, "value dropped": valueless}
         found = _best(o, candidate - emulated)
     for how, key in found.items():
         says = {
-            "left out": f"no row attends to key {key}",
+            "omitted": f"no row attends to key {key}",
             "value dropped": f"the value of key {key} is taken as zero",
         }
         yield Variant(f"key {key} {how}", "semantics", says[how], ways[how](key), fitted=True)
@@ -74,4 +74,4 @@ def _best(o: Inputs, left: Array) -> dict[str, int]:
         along = (d * y).sum(axis=1, keepdims=True) - by_value
         length = (y * y).sum(axis=1, keepdims=True) - 2 * y @ vs.T + sizes
         hidden += (-2 * w * along + w**2 * length).sum(axis=0)
-    return {"left out": int(np.argmin(hidden)), "value dropped": int(np.argmin(dropped))}
+    return {"omitted": int(np.argmin(hidden)), "value dropped": int(np.argmin(dropped))}

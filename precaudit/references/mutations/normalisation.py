@@ -38,7 +38,7 @@ def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     eps = config.norm_eps
     yield from _epsilons(eps)
     yield from _means(row)
-    yield semantics("weight left out", says="the norm has no weight", form=without_weight(name))
+    yield semantics("weight omitted", says="the norm has no weight", form=without_weight(name))
     if config.norm_offset:
         yield semantics("1 not added", says="1 is not added to the norm's weight", form=constant(norm_offset=0.0))
     yield semantics(
@@ -102,7 +102,7 @@ def _epsilons(eps: float) -> Iterator[Variant]:
         says="epsilon is added to the root",
         form=normalising(lambda m, e, _width: 1 / (np.sqrt(m) + e)),
     )
-    yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0), number=0.0)
+    yield semantics("epsilon omitted", says="epsilon is omitted", form=constant(norm_eps=0.0), number=0.0)
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
     for usual in USUAL:
         if usual != eps:
@@ -122,9 +122,7 @@ def _means(row: Point) -> Iterator[Variant]:
         says="the sum of squares is not divided by D",
         form=normalising(lambda m, e, width: 1 / np.sqrt(m * width + e)),
     )
-    yield semantics(
-        "norm left out", says="the norm is left out, but for its weight", form=normalising(_none), last=True
-    )
+    yield semantics("norm omitted", says="the norm is omitted, but for its weight", form=normalising(_none), last=True)
     if row.kind != "norm":
         return
     made: dict[str, tuple[str, Callable[[Array, float], Array]]] = {
@@ -260,7 +258,7 @@ def _centre(o: Inputs) -> tuple[Array, ...]:
 
 
 def without_weight(norm: str) -> Form:
-    """Return the operation with the weight of a norm left out, its offset too."""
+    """Return the operation with the weight of a norm omitted, its offset too."""
 
     def form(o: Inputs, r: Rounding) -> Array:
         def tensors(weight: Weight) -> Weight:

@@ -85,7 +85,7 @@ def operand_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
 
 
 def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
-    stored = rounder(policy.activations)
+    stored, then = rounder(policy.activations), f"stored as {policy.activations}"
     for width in (8, 4):
         for how, axis in SCALES.items():
             says = f"weights are quantised to {width} bits, {how}"
@@ -93,25 +93,25 @@ def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Vari
             if axis != -1 or row.kind == "head":  # of layers' rows: ``integer_variants``
                 yield _weights(f"weights in int{width}, {how}", says, whole, "quantisation")
             if policy.activations != "float32":
-                says = f"{says}, and stored as {policy.activations}"
+                says = f"{says}, and {then}"
                 yield _weights(
-                    f"weights in int{width}, {how}, held", says, partial(_then, whole, stored), "quantisation"
+                    f"weights in int{width}, {how}, {then}", says, partial(_then, whole, stored), "quantisation"
                 )
             if axis is None and row.kind != "head":
                 says = f"what weights multiply is quantised to {width} bits, {how}"
                 yield _inputs(f"inputs in int{width}, {how}", says, integers(width, axis), "quantisation")
             if axis != 0 and row.kind != "head" and policy.activations != "float32":
-                says = f"what weights multiply is quantised to {width} bits, {how}, and stored as {policy.activations}"
+                says = f"what weights multiply is quantised to {width} bits, {how}, and {then}"
                 held = partial(_then, integers(width, axis), stored)
-                yield _inputs(f"inputs in int{width}, {how}, held", says, held, "quantisation")
+                yield _inputs(f"inputs in int{width}, {how}, {then}", says, held, "quantisation")
     widths = (config.width, config.heads * config.head_dim, config.mlp_width)
     for size in (n for n in (32, 128) if all(n < w and w % n == 0 for w in widths)):
         says = f"weights are quantised to 4 bits, a scale for {size} columns"
         yield _weights(f"weights in int4, groups of {size}", says, grouped_cast(4, size), "quantisation")
         if policy.activations != "float32":
-            says = f"{says}, and stored as {policy.activations}"
+            says = f"{says}, and {then}"
             held = partial(_then, grouped_cast(4, size), stored)
-            yield _weights(f"weights in int4, groups of {size}, held", says, held, "quantisation")
+            yield _weights(f"weights in int4, groups of {size}, {then}", says, held, "quantisation")
     narrower = [n for n in (*NARROW, *EIGHT_BITS) if FORMATS[n].precision < FORMATS[policy.activations].precision]
     casts = {name: rounder(name) for name in narrower}
     for name, cast in casts.items():
@@ -149,8 +149,8 @@ def _layouts(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         "weights negated": ("matrices have the other sign", np.negative),
         "halves of rows exchanged": ("the halves of a matrix's rows are exchanged", partial(_halves, axis=0)),
         "halves of columns exchanged": ("the halves of a matrix's columns are exchanged", partial(_halves, axis=1)),
-        "second half of the sum left out": ("the second half of a matrix's columns is left out", partial(_half, 1)),
-        "first half of the sum left out": ("the first half of a matrix's columns is left out", partial(_half, 0)),
+        "second half of the sum omitted": ("the second half of a matrix's columns is omitted", partial(_half, 1)),
+        "first half of the sum omitted": ("the first half of a matrix's columns is omitted", partial(_half, 0)),
         "rows shifted by one": ("a matrix's rows are those before", partial(np.roll, shift=1, axis=0)),
         "rows shifted by minus one": ("a matrix's rows are those after", partial(np.roll, shift=-1, axis=0)),
         "columns reversed": ("a matrix's columns are in reverse order", _reverse),

@@ -96,7 +96,7 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
     if row.cache and not row.rotates:
         yield from value_variants()
     if row.adds_bias(config):
-        yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
+        yield semantics("bias omitted", says="the bias is omitted", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
     if row.activates(config):
         yield from _activations(row, config)
@@ -115,8 +115,8 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
                 )
     if row.place == "proj" and config.residual_scale != 1.0:
         yield semantics(
-            "residual factor left out",
-            says="the factor on what is added is left out",
+            "residual factor omitted",
+            says="the factor on what is added is omitted",
             form=constant(residual_scale=1.0),
         )
         yield from roundings_of("residual factor", config.residual_scale, lambda x: constant(residual_scale=x))
@@ -132,7 +132,7 @@ def _logistic(narrow: Callable[[Array], Array], sigma: Array) -> Array:
 def _up() -> Iterator[Variant]:
     """Yield what may be done to up before it is multiplied."""
     ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
-        "up left out": ("up is left out", np.ones_like),
+        "up omitted": ("up is omitted", np.ones_like),
         "up plus one": ("1 is added to up", lambda x: x + 1),
     }
     for name, (says, change) in ways.items():
@@ -187,14 +187,14 @@ def residual_variants(announced: str) -> Iterator[Variant]:
         says = f"the sum is rounded to {name} before it is stored"
         yield Variant(f"residual in {name}", "format", says, change=first("residual", name))
     yield from cut("residual", announced)
-    yield semantics("addend dropped", says="the addend is left out", form=weight_inputs(1.0, 0.0))
+    yield semantics("addend dropped", says="the addend is omitted", form=weight_inputs(1.0, 0.0))
     yield semantics("addend twice", says="the addend is added twice", form=weight_inputs(1.0, 2.0))
     yield semantics("addend subtracted", says="the addend is subtracted", form=weight_inputs(1.0, -1.0))
     for i, what in enumerate(("stream", "addend")) if announced != "float32" else ():
         says = f"the {what} is added twice: to the sum once more, after it was rounded"
         yield semantics(f"{what} added again", says=says, form=partial(_again, i), last=True)
     yield semantics("stream twice", says="the residual stream is counted twice", form=weight_inputs(2.0, 1.0))
-    yield semantics("stream dropped", says="the residual stream is left out", form=weight_inputs(0.0, 1.0))
+    yield semantics("stream dropped", says="the residual stream is omitted", form=weight_inputs(0.0, 1.0))
 
 
 def _again(which: int, o: Inputs, r: Rounding) -> Array:
@@ -212,7 +212,7 @@ def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
         told = f"token{'s' if len(tokens) > 1 else ''} {spans(tokens)}"
         form = on_inputs(partial(_without, frozenset(tokens)))
         yield semantics(
-            f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True, carries=False
+            f"addend omitted in {told}", says=f"nothing is added in {told}", form=form, fitted=True, carries=False
         )
 
 
@@ -231,7 +231,7 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
     yield from stored(row.place, policy.logits)
     yield from cut(row.place, policy.logits)
     if config.logit_scale != 1.0:
-        yield semantics("logit factor left out", says="the logits' factor is left out", form=constant(logit_scale=1.0))
+        yield semantics("logit factor omitted", says="the logits' factor is omitted", form=constant(logit_scale=1.0))
         yield from roundings_of("logit factor", config.logit_scale, lambda x: constant(logit_scale=x))
     yield semantics("log-probabilities", says="logits less the log of their exponentials' sum", form=_log_softmax)
     yield semantics(
@@ -240,7 +240,7 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
         form=on_result(lambda y: y - y.max(-1, keepdims=True)),
     )
     if config.logit_cap is not None:
-        yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
+        yield semantics("cap omitted", says="logits are not capped", form=constant(logit_cap=None))
         yield from roundings_of("cap", config.logit_cap, lambda x: constant(logit_cap=x))
     yield from sums(row)
 

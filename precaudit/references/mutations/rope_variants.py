@@ -38,8 +38,8 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
     )
     yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleave())
     yield semantics(
-        "pairs interleaved, left in halves",
-        says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
+        "pairs interleaved, stored as halves",
+        says="RoPE rotates pairs (2i, 2i + 1) and stores their first dimensions before their second",
         form=interleave(replaced=False),
     )
     if config.rotary is not None:
@@ -47,7 +47,7 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         yield semantics("every dimension turned", says=says, form=constant(rotary=None), last=True)
     says = "rows of the weights lie in the order of pairs (2i, 2i + 1), and RoPE rotates halves"
     yield semantics("weights permuted as for pairs", says=says, form=as_for_pairs, last=True)
-    yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
+    yield semantics("no RoPE", says="RoPE is omitted", form=no_rope())
     yield semantics("RoPE twice", says="RoPE is applied twice", form=at_positions(lambda at: at * 2), last=True)
     yield semantics(
         "RoPE turned back",
@@ -60,7 +60,7 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         yield Variant(f"RoPE tables in {name}", "format", says, change=tables_in(rounder(name)), last=True)
     local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
     if config.rope_scaling is not None and not local:
-        yield semantics("RoPE not stretched", says="RoPE's scaling is left out", form=constant(rope_scaling=None))
+        yield semantics("RoPE not stretched", says="RoPE's scaling is omitted", form=constant(rope_scaling=None))
     for name in NARROW:
         narrow = rounder(name)
         yield Variant(

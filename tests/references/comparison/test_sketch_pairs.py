@@ -71,7 +71,7 @@ def test_where_there_is_no_estimate_it_says_why():
         (x, y | {"size": np.zeros(2)}, "the reference is 0"),
         (one(parts(0, n=64)), y, "the runs have other numbers of projections"),
         ({k: v for k, v in x.items() if k != "projections"}, y, "no projections were kept (--sketch N)"),
-        (near, y, "below 2e-6, which projections in float32 do not tell"),
+        (near, y, "below 2e-6, which projections in float32 cannot show"),
     ):
         assert _estimate(ours, theirs) == (None, None, why)
 
@@ -178,7 +178,7 @@ def test_only_values_that_are_all_there_and_finite_are_equal():
 def test_what_is_not_finite_in_the_first_run_alone_is_a_fault():
     mark, text, notes = told(same, record("v", nonfinite=(3, 1), why="it holds NaN or infinity"))
     assert (mark, text) == ("✗", "v of layer 0: 3 elements are NaN or infinite, 1 in the other run.")
-    assert notes == ("1 values have no estimate: it holds NaN or infinity",)
+    assert notes == ("1 value has no estimate: it holds NaN or infinity",)
     assert told(record(nonfinite=(3, None), why="the other run lacks it"))[0] == "?"
 
 
@@ -196,3 +196,4 @@ def test_caches_that_are_wrong_come_first():
     assert (mark, text) == ("✗", "1 of 3 caches do not hold what was written.")
     assert notes[0] == "state: 2 of 3 caches hold the rows that were written"
     assert notes[1].startswith("state: k_cache of layer 0 (a, decode call 1): ")
+    assert told(same, caches=9, faults=(fault,) * 7)[2][-1] == "state: 2 more caches do not hold them"

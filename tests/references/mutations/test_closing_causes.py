@@ -57,7 +57,7 @@ FITTED = {
     "RoPE base 7300": (lambda _: constant(rope_theta=7300.0), "k"),
     "offset of positions 3": (lambda _: shift_positions(3), "q"),
     "offset of positions -17": (lambda _: shift_positions(-17), "k"),
-    "keys seen past the row's own 2": (lambda _: seeing(2), "probs"),
+    "number of keys past the row's own 2": (lambda _: seeing(2), "probs"),
     "window 11": (lambda _: constant(window=11), "attn_out"),
     "logit scale 1.01": (lambda _: constant(logit_scale=1.01), "logits"),
     "logit cap 30": (lambda _: constant(logit_cap=30.0), "logits"),
@@ -111,8 +111,8 @@ PARTS = {
     "channel 5 × 1.5": (times(1.5, 1, 5), "attn_norm"),
     "channels 3 to 6 zeroed": (zeroed(1, slice(3, 7)), "mlp_act"),
     "× 1.1": (on_result(lambda out: out * 1.1), "v"),
-    "key 0 left out": (unseen_key(0), "attn_out"),
-    "key 2 left out": (unseen_key(2), "probs"),
+    "key 0 omitted": (unseen_key(0), "attn_out"),
+    "key 2 omitted": (unseen_key(2), "probs"),
     "key 1 value dropped": (valueless(1), "attn_out"),
 }  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_none_is_named_that_does_not_close(operation):
 
 def test_a_weight_left_out_is_named(operation):
     found = made_by(operation, without_weight("post_attention_layernorm"), "mlp_norm")
-    assert found.named.variant.name == "weight left out"
+    assert found.named.variant.name == "weight omitted"
 
 
 @pytest.mark.parametrize("policy", ["fp32-highest"])

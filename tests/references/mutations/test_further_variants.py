@@ -61,9 +61,9 @@ def test_keys_that_another_rows_mask_hides_are_told_by_slot(attention):
     first[:, :3] = False
     last[:, 5:] = False
     found = named((o, model, policy, attended(*values, first | own)))
-    assert found.variant.name == "first key seen 3"
+    assert found.variant.name == "first key attended to 3"
     found = named((o, model, policy, attended(*values, last | own)))
-    assert found.variant.name == "keys seen at most 5"
+    assert found.variant.name == "number of keys attended to 5"
 
 
 @pytest.mark.parametrize("bits", [3, 6])

@@ -155,7 +155,7 @@ def exchanged(subject):
     found = dict.fromkeys(("q", "k"), "pairs interleaved") | dict.fromkeys(("probs", "attn_out"), "mask one ahead")
     found["mlp_out" if c.sparse else "mlp_act"] = "gate and up exchanged"
     if c.logit_scale != 1.0:
-        found["logits"] = "logit factor left out"
+        found["logits"] = "logit factor omitted"
     return with_layers(with_config(replace(subject, parts=parts), logit_scale=1.0), swapped), found
 
 
@@ -163,13 +163,13 @@ def left_out(subject):
     """Biases, the scale or the cap, RoPE's scaling and the window."""
     c = subject.config
     biased = (("v", c.qkv_bias), ("attn_proj", c.o_bias), ("mlp_out", c.mlp_bias))
-    found = {point: "bias left out" for point, has in biased if has}
+    found = {point: "bias omitted" for point, has in biased if has}
     fields = {"rope_scaling": None, "window": None}
     if c.score_cap is not None:
-        fields, found["scores"] = fields | {"score_cap": None}, "cap left out"
+        fields, found["scores"] = fields | {"score_cap": None}, "cap omitted"
     else:
         fields |= {"query_scale": 1.0 if c.query_scale is None else None}
-        found["scores"] = "scale left out" if c.query_scale is None else "scale 1/√K"
+        found["scores"] = "scale omitted" if c.query_scale is None else "scale 1/√K"
     if c.rope_scaling is not None and not c.qkv_bias:  # with a bias q lacks two things
         found["q"] = "RoPE not stretched"
     if c.window is not None and c.window < len(TOKENS):
@@ -188,9 +188,9 @@ def rolled_layers(subject):
     return with_layers(replace(subject, parts=replace(subject.parts, scores=heads_interleaved)), rolled), found
 
 
-ROUNDS = {"exchanged": exchanged, "left out": left_out, "rolled": rolled_layers}
+ROUNDS = {"exchanged": exchanged, "omitted": left_out, "rolled": rolled_layers}
 QUICKLY = {
-    ("gemma2-caps", "left out"),
+    ("gemma2-caps", "omitted"),
     ("phi3-partial", "rolled"),
     ("qwen3-window-yarn", "exchanged"),
 }

@@ -65,8 +65,8 @@ RULE = Rule(
     "warning",
     "jaxpr",
     "A one that swallows a small value beside it",
-    "1 + x keeps of a small x what is above half an ulp of one, and exp(x) − 1 leaves no more: digits of x are lost "
-    "before the logarithm or after the exponential.",
+    "1 + x keeps only those digits of a small x that are above half an ulp of one, and so does exp(x) − 1: digits of "
+    "x are lost before the logarithm or after the exponential.",
     "jnp.log1p(x), jnp.expm1(x), jax.nn.softplus(x), or jax.nn.log_sigmoid(−x) for log(1 − sigmoid(x))",
     "Higham 2002, Accuracy and Stability of Numerical Algorithms, §1.14.1",
     check,

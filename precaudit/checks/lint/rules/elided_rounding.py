@@ -43,7 +43,7 @@ RULE = Rule(
     "elided-rounding",
     "note",
     "tpu",
-    "A rounding that is left out",
+    "A rounding that is omitted",
     "The program rounds the product's result; the compiled one gives float32, and what reads it gets that: more exact, "
     "and not what another platform or phase does.",
     "preferred_element_type=float32 if it is meant; else excess precision off (xla_allow_excess_precision=False); here "

@@ -55,7 +55,7 @@ RULE = Rule(
     "warning",
     "jaxpr",
     "A variance as the mean of squares less the square of the mean",
-    "E[x²] − E[x]² cancels where the mean is large: one of 4,096 standard deviations leaves no digit in "
+    "E[x²] − E[x]² cancels where the mean is large: one of 4,096 standard deviations keeps no digit in "
     "float32 (2⁻²⁴ · 4,096² = 1), and the result may be negative.",
     "jnp.var(x), or jnp.mean(jnp.square(x - jnp.mean(x))); in Flax use_fast_variance=False",
     "Chan, Golub & LeVeque 1983, Algorithms for computing the sample variance: analysis and recommendations",

@@ -161,13 +161,13 @@ def _in_format(dtype: str) -> Any:
 
 MASKED = "a row that is masked throughout becomes NaN"
 HOW = {"add": "added here", "sub": "taken here", "max": "that is the least here", "select_n": "chosen here"}
-FEW = "few of its bits are left, and where subnormals are flushed it is 0"
+FEW = "few of its bits remain, and where subnormals are flushed it is 0"
 RULE = Rule(
     "lost-constant",
     "warning",
     "jaxpr",
     "A constant that its format does not hold",
-    "A constant of the program is infinite, 0, 1 or subnormal in the format it is held in: a mask, a factor or an "
+    "A constant of the program is infinite, 0, 1 or subnormal in the format it is stored in: a mask, a factor or an "
     "epsilon that does not do what it says.",
     "jnp.finfo(x.dtype).min for one mask (half of it for two), an epsilon of at least jnp.finfo(x.dtype).tiny, or "
     "float32 there",

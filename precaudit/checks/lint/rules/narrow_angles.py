@@ -50,7 +50,7 @@ def narrow(view: CallView, behind: Iterable[int]) -> Iterator[tuple[Equation, st
             if powers_of_two(view.graph, view.whole, e.inputs[1 - k]):
                 continue
             if held and any(_counts(view, v) or is_of_text(view.graph, v) for v in other):
-                yield e, f"A factor of an angle is held in {held[0]}: {_off(held[0])}.", "error"
+                yield e, f"A factor of an angle is stored in {held[0]}: {_off(held[0])}.", "error"
 
 
 def rounds(graph: Graph, whole: Ranges, e: Equation) -> bool:

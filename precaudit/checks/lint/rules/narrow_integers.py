@@ -142,9 +142,9 @@ RULE = Rule(
     "error",
     "jaxpr",
     "Positions or counts that their format does not hold",
-    "Positions, counts or indices are held in bfloat16 or float16, which hold every integer only up to 256 or 2,048: "
+    "Positions, counts or indices are stored in bfloat16 or float16, which hold every integer only up to 256 or 2,048: "
     "larger ones are rounded to others.",
-    "int32 for positions, counts and indices, and float32 where an angle is made of them",
+    "int32 for positions, counts and indices, and float32 where an angle is computed from them",
     "the program's equations; IEEE 754: a significand of p bits holds each integer up to 2^p",
     check,
 )

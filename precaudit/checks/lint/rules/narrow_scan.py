@@ -21,7 +21,7 @@ def check(views: Sequence[CallView]) -> Iterator[Hit]:
             if view.graph.dtypes[c.read] in NARROW and (c.steps is None or c.steps >= MANY):
                 for e in carried_additions(view.graph, c):
                     over = "a loop" if c.steps is None else f"{c.steps:,} steps"
-                    says = f"A sum that {over} add to is held in {view.graph.dtypes[c.read]}: {SAYS}"
+                    says = f"A sum that {over} add to is stored in {view.graph.dtypes[c.read]}: {SAYS}"
                     yield Hit(view.phase, e.source, e.point, says)
 
 
@@ -51,7 +51,7 @@ RULE = Rule(
     "warning",
     "jaxpr",
     "Running sums in bfloat16 or float16",
-    f"A cumulative sum, a sum over a window or one that a loop carries is held in bfloat16 or float16: {SAYS}",
+    f"A cumulative sum, a sum over a window or one that a loop carries is stored in bfloat16 or float16: {SAYS}",
     "cast to float32 before and back after; a loop's sum begins as float32",
     "the program's equations",
     check,

@@ -64,7 +64,7 @@ RULE = Rule(
     "warning",
     "jaxpr",
     "Norm statistics rounded before their root",
-    f"A mean of squares or a variance is held in bfloat16 or float16 before its root: {SAYS}",
+    f"A mean of squares or a variance is stored in bfloat16 or float16 before its root: {SAYS}",
     "cast the row to float32 before it is squared, and the normalised row back",
     "the program's equations",
     check,

@@ -34,7 +34,7 @@ RULE = Rule(
     "unshifted-exp",
     "warning",
     "jaxpr",
-    "Exponentials of logits without their largest taken off",
+    "Exponentials of logits without their largest subtracted",
     f"A logit above 88 (11 in float16) has an infinite exponential: {SAYS}",
     "jax.nn.logsumexp(x), jax.nn.softmax(x), or jnp.exp(x - jax.lax.stop_gradient(x.max(-1, keepdims=True)))",
     "Blanchard, Higham & Higham 2021, Accurately computing the log-sum-exp and softmax functions",
