@@ -19,6 +19,7 @@ from precaudit.cli._options import (
     selection_of_filters,
 )
 from precaudit.cli._sketching import compare_sketched
+from precaudit.cli._workers import computes_apart, memory_lines, other_processes
 
 if TYPE_CHECKING:
     from precaudit.schema.selection import Filters
@@ -33,12 +34,16 @@ LEFT_OUT = {
     ),
     "pair": (
         "{run} and {against} are compared whole",
-        ("formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO),
+        ("formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun"),
+    ),
+    "sketches": (
+        "{run} keeps no tensors",
+        (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO, "accum"),
     ),
     "dump": ("{run} was imported, and is compared whole with another run", FILTERS),
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
-    "program": ("{run} is of a program", ("formula", "partial", *WHO)),
-    "rerun": ("--rerun runs the command of {run} again", OF_PROGRAM),
+    "program": ("{run} is of a program", ("formula", "partial")),
+    "rerun": ("--rerun runs the command of {run} again", (*OF_PROGRAM, *WHO)),
     "textbook": ("--model says what it is compared with", ("config", "reference")),
     "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
 }
@@ -143,14 +148,14 @@ def command(
         jobs=given["jobs"],
         scheduler=given["scheduler"],
     )
-    shown = Shown(filters, to, given["verbose"], given["every"], given["no_cache"])
+    shown = Shown(filters, to, given["verbose"], given["every"], given["no_cache"], options)
     if against is None and runs_in(run):
         check("runs")
         return _policies(run, options, given["no_cache"], to)
     if is_sketched(run):
         if against is None:
             raise UserError(NO_TENSORS.format(folder=run))
-        leave_out(context, (*FILTERS, *LEFT_OUT["pair"][1], "accum"), f"{run} keeps no tensors")
+        check("sketches")
         return compare_sketched(run, against, to)
     kind = kind_of(run)
     if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
@@ -180,6 +185,7 @@ class Shown:
     verbose: bool
     every: bool
     no_cache: bool
+    options: Any
 
 
 def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, shown: Shown) -> None:
@@ -212,7 +218,7 @@ def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, 
         write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
     report = comparison_report(found, verdict, shown.verbose, shown.every)
     where = f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
-    return deliver(replace(report, ending=(*report.ending, where)), shown.to)
+    return deliver(replace(report, ending=(*report.ending, *memory_lines(found.peaks), where)), shown.to)
 
 
 def _policies(folder: Path, options: Any, no_cache: bool, to: Delivery) -> None:
@@ -244,13 +250,13 @@ def _between(run: Path, against: Path, shown: Shown) -> None:
     from precaudit.references.comparison.between import compare_runs
     from precaudit.reports.comparison import between_report
 
-    with progress_bar() as advance:
+    with progress_bar() as advance, other_processes(shown.options) as by:
         opened = open_any(run, held=False)
         look = None if isinstance(opened, Imported) else look_by(opened, shown.filters)
-        found = compare_runs(run, against, advance, held=False)
+        found = compare_runs(run, against, advance, held=False, by=by)
     found = found if look is None else replace(found, errors=look.of(found.errors))
     report = between_report(found, _apart(found.errors, run, against), shown.every or shown.verbose)
-    deliver(replace(report, ending=(f"Records: {found.folder}/errors.jsonl",)), shown.to)
+    deliver(replace(report, ending=(*memory_lines(by.peaks), f"Records: {found.folder}/errors.jsonl")), shown.to)
 
 
 def _apart(pairs: Any, run: Path, against: Path) -> Any:
@@ -306,19 +312,20 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
-    look, code = look_by(opened, shown.filters), program is not None
+    look, code, peaks = look_by(opened, shown.filters), program is not None, dict[str, int]()
     if isinstance(reference, tuple):
-        program = program_of(opened, program)
+        loaded = program_of(opened, program)
         with progress_bar() as advance:
-            reference = model_names(opened, program, *reference, tell=advance)
+            reference = model_names(opened, loaded, *reference, tell=advance)
+        program = program if computes_apart(shown.options) else loaded
     names = reference.record() if isinstance(reference, Names) else None
     own = reference is not None and names is None  # a function, of which nothing tells that it is the same
     there = look is not None or opened.record.watched is not None  # whose program is gone
     if there and not code and not own and was_compared(opened, names, accum):
         errors = program_errors(opened)
     else:
-        with progress_bar() as advance:
-            errors = compare_program(opened, program, reference, advance, accum)
+        with progress_bar() as advance, other_processes(shown.options) as by:
+            errors, peaks = compare_program(opened, program, reference, advance, accum, by), by.peaks
         said = gate(run)
         page = program_report(opened, errors, headline(said, str(run)), verdicts=said.verdicts)
         write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
@@ -327,4 +334,5 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     verdict = headline(said, str(run), "" if look is None else " in what was selected")
     where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
     every = shown.every or shown.verbose
-    return deliver(replace(program_report(opened, errors, verdict, every, said.verdicts), ending=(where,)), shown.to)
+    report = program_report(opened, errors, verdict, every, said.verdicts)
+    return deliver(replace(report, ending=(*memory_lines(peaks), where)), shown.to)

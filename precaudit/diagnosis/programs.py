@@ -43,7 +43,8 @@ from precaudit.recording.programs.loading import program_of
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.alignment.textbook import beside_model
-from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.entry_textbooks import entry_textbooks
 from precaudit.references.formula import Shown, read_shown, with_slots
 from precaudit.references.mapped import MappedTextbook, Pair

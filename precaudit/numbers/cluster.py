@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -20,7 +20,7 @@ from uuid import uuid4
 import precaudit
 from precaudit.caching import DIAGNOSES, computed_by, numerics
 from precaudit.errors import PrecauditError, UserError
-from precaudit.numbers.executors import Errand, Work, make_piece
+from precaudit.numbers.executors import Errand, Weighed, Work, make_piece
 from precaudit.numbers.threads import keep_one_blas_thread
 from precaudit.progress import Advance, silent
 
@@ -67,7 +67,7 @@ def make_there(asked: Code, key: str, errand: bytes, piece: bytes) -> Any:
         return Raised(UserError(f"a worker of the cluster has {difference}"))
     keep_one_blas_thread()
     try:
-        return make_piece(key, errand, pickle.loads(piece))
+        return Weighed.here(make_piece(key, errand, pickle.loads(piece)))
     except PrecauditError as error:
         return Raised(error)
     except Exception:
@@ -86,6 +86,7 @@ class Cluster:
     client: Any
     address: str
     slots: int
+    peaks: dict[str, int] = field(default_factory=dict)
     here = False
 
     def map(
@@ -108,7 +109,7 @@ class Cluster:
         for x in found:
             if isinstance(x, Raised):
                 raise x.error or RuntimeError(f"on a worker of the cluster:\n{x.text}")
-        return list(found)
+        return [x.note(self.peaks) for x in found]
 
     def _wait(self, futures: Sequence[Any], tell: Advance, what: str) -> None:
         """Wait for all of them, or the first that failed, as long as there are workers."""

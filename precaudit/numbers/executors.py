@@ -4,16 +4,19 @@ A function gets what all pieces share and one piece, both of which can be pickle
 makes a piece splits rows for as many cores as the process that asked, so that the bits are the same.
 """
 
+import os
 import pickle
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.numbers.allocation import peak_memory
 from precaudit.numbers.threads import alone, cores, one_blas_thread
 from precaudit.progress import Advance, silent
 
@@ -23,6 +26,11 @@ _here = threading.local()  # what the pieces share that this thread makes: unpic
 
 class Executor(Protocol):
     """Makes pieces and returns what they give, in their order."""
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """The most resident memory in bytes that each other process has held which made a piece, by its name."""
+        ...
 
     @property
     def slots(self) -> int:
@@ -41,9 +49,11 @@ class Executor(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Threads:
     """One piece after another is made in this process."""
 
+    peaks: dict[str, int] = field(default_factory=dict)
     slots, here = 1, True
 
     def map(
@@ -73,6 +83,24 @@ class Errand:
         return pickle.dumps(cls(function, shared, cores(), np.geterr()), pickle.HIGHEST_PROTOCOL)
 
 
+class Weighed(NamedTuple):
+    """What a piece gave, the process that made it, and the most bytes which that has held."""
+
+    result: Any
+    process: str
+    peak: int
+
+    @classmethod
+    def here(cls, result: Any) -> "Weighed":
+        """Return a result of this process."""
+        return cls(result, f"{platform.node()} {os.getpid()}", peak_memory())
+
+    def note(self, peaks: dict[str, int]) -> Any:
+        """Return the result; note what its process held."""
+        peaks[self.process] = max(self.peak, peaks.get(self.process, 0))
+        return self.result
+
+
 def make_piece(key: str, errand: bytes, piece: Any) -> Any:
     """Return what a piece gives; ``key``: the name of the errand, which this thread reads once."""
     if getattr(_here, "key", None) != key:
@@ -82,6 +110,21 @@ def make_piece(key: str, errand: bytes, piece: Any) -> Any:
     mine: Errand = _here.errand
     with alone(mine.cores), one_blas_thread(), np.errstate(**mine.errors):
         return mine.function(mine.shared, piece, silent)
+
+
+WAVE = 32  # pieces for each slot that are given out before what they gave is taken
+
+
+def in_waves(executor: Executor, function: Work, shared: Any, pieces: Sequence[Any], tell: Advance) -> Iterator[Any]:
+    """Yield what pieces give, in their order; of many only some are in memory at once, of this process's one."""
+    size = 1 if executor.here else WAVE * executor.slots
+    for first in range(0, len(pieces), size):
+        some = pieces[first : first + size]
+
+        def advance(done: int, _total: int, what: str, before: int = first) -> None:
+            tell(before + done, len(pieces), what)
+
+        yield from executor.map(function, shared, some, advance, "pieces")
 
 
 @contextmanager

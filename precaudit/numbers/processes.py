@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 from uuid import uuid4
 
 from precaudit.errors import PrecauditError, UserError
-from precaudit.numbers.executors import Errand, Threads, Work, make_piece
+from precaudit.numbers.executors import Errand, Threads, Weighed, Work, make_piece
 from precaudit.progress import Advance, silent
 
 RUN = "from precaudit.numbers.processes import work; work()"
@@ -57,9 +57,9 @@ class Failed(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a piece gave."""
+    """What a piece gave, and what its process held."""
 
-    result: Any
+    result: Weighed
 
 
 class Process:
@@ -122,6 +122,7 @@ class Processes:
     idle: list[Process] = field(default_factory=list)
     busy: list[Process] = field(default_factory=list)
     closed: Event = field(default_factory=Event)
+    peaks: dict[str, int] = field(default_factory=dict)
     here = False
     _lock: Any = field(default_factory=Lock)
 
@@ -217,7 +218,7 @@ class Call:
                 self.owner.give_back(process, dead)
             if isinstance(found, Failed):
                 raise found.error
-            return found.result
+            return found.result.note(self.owner.peaks)
         raise AssertionError("a piece is tried at least once")
 
     def stop(self) -> None:
@@ -260,7 +261,7 @@ def work() -> None:
 
 def _answer(sent: Sent, errand: bytes) -> Made | Failed:
     try:
-        return Made(make_piece(sent.key, errand, sent.piece))
+        return Made(Weighed.here(make_piece(sent.key, errand, sent.piece)))
     except (PrecauditError, MemoryError) as error:
         return Failed(error)
     except Exception:

@@ -1,9 +1,11 @@
 """``trace``, ``compare`` and ``diagnose`` of a Program and its run: what their keywords ask for."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError
+from precaudit.numbers.executors import Executor, executor
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.workflows.keywords import (
@@ -16,6 +18,7 @@ from precaudit.workflows.keywords import (
 )
 
 TRACED = ("policy", "settings", "taps", "strict", "force", "resume", "reference", "command", "progress")
+WHO = ("jobs", "scheduler")  # computes
 OWN = ("device", "rename", "sketch")  # the device: one that is predicted
 
 
@@ -67,16 +70,17 @@ def compare_own(opened: Opened, against: Any, keywords: Keywords) -> ProgramErro
     from precaudit.references.comparison.compare import DEFAULT_ACCUM
     from precaudit.references.comparison.programs import compare_program
 
-    names = ("program", "reference", "model", "accum", *FILTERS, "progress")
+    names = ("program", "reference", "model", "accum", *FILTERS, *WHO, "progress")
     check_keywords("compare of a Program's run", keywords, names)
     program, accum = keywords.get("program"), keywords.get("accum")
     if against is not None and program is not None:
         raise UserError("precaudit.compare: program was given twice")
-    with progress_of(keywords.get("progress")) as telling:
+    accums, named = DEFAULT_ACCUM if accum is None else accumulations(accum), against if program is None else program
+    with progress_of(keywords.get("progress")) as telling, _executor(keywords) as by:
         look = look_at(opened, **take_keywords(keywords, FILTERS))
-        its, tell = against if program is None else program, telling.advance
-        its, reference = beside_model(opened, its, keywords.get("reference"), keywords.get("model"), tell)
-        found = compare_program(opened, its, reference, tell, DEFAULT_ACCUM if accum is None else accumulations(accum))
+        reference, model = keywords.get("reference"), keywords.get("model")
+        its, reference = beside_model(opened, named, reference, model, telling.advance)
+        found = compare_program(opened, its if by.here else named, reference, telling.advance, accums, by)
         return found if look is None else ProgramErrors(look.of(found), opened)
 
 
@@ -105,11 +109,16 @@ def compare_pair(opened: Any, other: Any, keywords: Keywords) -> Any:
     from precaudit.references.comparison.between import compare_runs
 
     filters = () if isinstance(opened, Imported) else FILTERS
-    check_keywords("compare of these two runs", keywords, (*filters, "progress"))
+    check_keywords("compare of these two runs", keywords, (*filters, *WHO, "progress"))
     look = look_at(opened, **take_keywords(keywords, FILTERS)) if filters else None
-    with progress_of(keywords.get("progress")) as telling:
-        found = compare_runs(opened.folder, other.folder, telling.advance)
+    with progress_of(keywords.get("progress")) as telling, _executor(keywords) as by:
+        found = compare_runs(opened.folder, other.folder, telling.advance, by=by)
     return found if look is None else replace(found, errors=look.of(found.errors))
+
+
+def _executor(keywords: Keywords) -> AbstractContextManager[Executor]:
+    """Return what computes pieces, as keywords say: a context."""
+    return executor(keywords.get("jobs") or 1, keywords.get("scheduler"))
 
 
 def compare_sketched(run: Any, against: Any, keywords: Keywords) -> Any:

@@ -80,6 +80,13 @@ class LookingAtProgram(FilterTexts, total=False):
     progress: Telling
 
 
+class ComparingProgram(LookingAtProgram, total=False):
+    """What ``compare`` takes beside these."""
+
+    jobs: int | None
+    scheduler: str | None
+
+
 class Looking(FilterTexts, total=False):
     """What ``compare`` and ``diagnose`` take of a model's run."""
 

@@ -20,6 +20,7 @@ from precaudit.workflows.model_runs import compare_model, diagnose_model, trace_
 from precaudit.workflows.program_runs import compare_own, compare_pair, compare_sketched, diagnose_own, trace_own
 from precaudit.workflows.signatures import (
     Comparing,
+    ComparingProgram,
     DiagnoseOptions,
     LookingAtProgram,
     OfModel,
@@ -139,7 +140,7 @@ def compare(
     against: "Program | Run | Opened | Path | str | None" = None,
     *,
     reference: "OwnReference | Names | None" = None,
-    **how: Unpack[LookingAtProgram],
+    **how: Unpack[ComparingProgram],
 ) -> ProgramErrors: ...
 @overload
 def compare(
@@ -183,8 +184,9 @@ def compare(
     choose a part. For a model's run: ``select=`` in their place; ``accum="float16"`` or a list (formats to emulate
     sums in, ``()`` for none), ``formula=True``, ``model``, ``partial``, ``fresh``, ``cache``, ``jobs`` (processes),
     ``scheduler`` (a cluster's) or ``options=``; ``subject``. For a Program's run: ``reference`` or ``model``,
-    ``accum``. For an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it
-    computes in. Two runs of sketches, given as their folders. ``progress=True``: a bar.
+    ``accum``; ``jobs`` and ``scheduler``, as for two runs. For an imported dump: another run, or ``model``, whose FP64
+    it is compared with, and ``policy``, what it computes in. Two runs of sketches, given as their folders.
+    ``progress=True``: a bar.
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """

@@ -17,7 +17,8 @@ from precaudit.interpreters.jaxpr.raised import rounding_lines
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.tracing.predicting import target_of
-from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
+from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.program_diagnosis import growth_sentences, program_diagnosis_report
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.records.errors import ErrorRecord

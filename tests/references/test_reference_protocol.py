@@ -14,7 +14,8 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.against import place_errors
-from precaudit.references.comparison.programs import compare_program, traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.comparison.selected import resolve_selection
 from precaudit.references.textbook.reference import Textbook
 from precaudit.references.traced.reference import Traced

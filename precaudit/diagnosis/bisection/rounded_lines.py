@@ -23,7 +23,7 @@ from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.program import OUTPUT_LOGITS
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import Opened
-from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.traced.forward import effort
 from precaudit.schema.digits import digits
 from precaudit.schema.records.base import json_number

@@ -20,7 +20,7 @@ from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.comparison.exact import exact_calls, tap_graph, tapped_jaxpr
-from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.padding import as_rows
 from precaudit.references.token_rows import token_rows
 from precaudit.references.traced.forward import CallValues, states_of

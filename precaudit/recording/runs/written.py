@@ -1,7 +1,7 @@
 """What compare has written about a run, read again: all that judging and reporting need."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from precaudit.schema.records.lines import read_lines
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Brief):
-    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
+    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of.
+
+    ``peaks``: the most resident memory in bytes of each other process that computed them, by its name.
+    """
 
     run: Run
     errors: Sequence[ErrorRecord]
@@ -33,6 +36,7 @@ class Comparison(Brief):
     folder: Path
     against: Run | None = None
     formula: tuple[str, ...] = ()
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     def frame(self) -> Any:
         """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""

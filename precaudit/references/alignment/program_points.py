@@ -26,7 +26,7 @@ from precaudit.references.alignment.fed_tokens import FedTokens
 from precaudit.references.alignment.points import Side, Textbook, find_points
 from precaudit.references.alignment.points_text import EntryPoints
 from precaudit.references.comparison.exact import exact_calls, tap_graph
-from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.entry_textbooks import goes_on
 from precaudit.references.mapped import whole_sequences
 from precaudit.references.padding import Padding, possible_padding

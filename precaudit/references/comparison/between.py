@@ -1,8 +1,8 @@
 """Two runs of any kind against each other: a model's, a program's, an imported dump. No JAX."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, singledispatch
+from functools import cached_property, partial, singledispatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +10,24 @@ import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
+from precaudit.numbers.executors import Executor, Threads, in_waves
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported
 from precaudit.recording.opening import AnyRun, against_folder, open_any
 from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.comparison.pairs import CaseSides, Side, side_of, sides_errors, token_notes
+from precaudit.references.comparison.pairs import (
+    CaseSides,
+    Common,
+    PairPiece,
+    Side,
+    case_errors,
+    common_kinds,
+    divide_cases,
+    side_of,
+    token_notes,
+)
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
 from precaudit.schema.frames import errors_frame
@@ -62,26 +73,74 @@ class Between(Brief):
         return errors_frame(self.errors)
 
 
-def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent, held: bool = True) -> Between:
+@dataclass(frozen=True)
+class SidePair:
+    """Two runs of any kinds, opened; another process opens them again, where they lie."""
+
+    both: tuple[AnyRun, AnyRun]
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Another process has nothing open."""
+        return _open_again, tuple((x.folder.absolute(), x.record.id) for x in self.both)
+
+    @cached_property
+    def sides(self) -> tuple[CaseSides, CaseSides]:
+        """Both, case by case: by calls where one of them is a program's."""
+        a, b = (_sides(x) for x in self.both)
+        programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in (a, b)]
+        calls = [x for x in self.both if isinstance(x, Opened)]
+        if len(calls) == 2:
+            b = _numbered_as(b, *calls)
+        if any(programs) and not all(programs):
+            a, b = (side if program else _as_calls(side) for side, program in zip((a, b), programs, strict=True))
+        return a, b
+
+
+class CommonPair(NamedTuple):
+    """What pieces of two runs share: the runs, and what these have in common."""
+
+    pair: SidePair
+    common: Common
+
+
+def _open_again(*given: tuple[Path, str]) -> SidePair:
+    a, b = (open_same(*one) for one in given)
+    return SidePair((a, b))
+
+
+def open_same(folder: Path, name: str) -> Any:
+    """Return a run, also one that was cut off, in another process; raises UserError where another lies there."""
+    found = open_any(folder, partial=True, held=False)
+    if found.record.id != name:
+        raise UserError(f"{folder}: a worker finds another run there ({found.record.id}, not {name})")
+    return found
+
+
+def piece_records(shared: CommonPair, piece: PairPiece, tell: Advance) -> list[ErrorRecord]:
+    """Return the records of a piece."""
+    tell(0, 1, "cases of both runs")
+    return case_errors(*shared.pair.sides, shared.common, piece)
+
+
+def compare_runs(
+    run: Path | str, against: Path | str, tell: Advance = silent, held: bool = True, by: Executor | None = None
+) -> Between:
     """Hold ``run`` against another; write its records to run/against/<hash>/errors.jsonl and return them.
 
     A call of a program is prefill where it is its first, else decode step by step. ``held``: whether the records are in
-    memory, or stay in their file (precaudit/schema/filed.py). Raises UserError for what is no run, was altered, or has
-    nothing in common with the other.
+    memory, or stay in their file (precaudit/schema/filed.py). ``by``: what makes its pieces (None: threads). Raises
+    UserError for what is no run, was altered, or has nothing in common with the other.
     """
-    both = [open_any(x, held=False) for x in (run, against)]
-    sides = [_sides(x) for x in both]
-    programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in sides]
-    beside = tuple(_beside(*both))
-    calls = [x for x in both if isinstance(x, Opened)]
-    if len(calls) == 2:
-        sides[1] = _numbered_as(sides[1], *calls)
-    if any(programs) and not all(programs):
-        sides = [side if program else _as_calls(side) for side, program in zip(sides, programs, strict=True)]
+    both = open_any(run, held=False), open_any(against, held=False)
+    pair = SidePair(both)
+    sides, beside, by = pair.sides, tuple(_beside(*both)), by or Threads()
     errors: Iterable[ErrorRecord] = ()
     notes: list[str] = []
     if not beside or all(side.cases for side in sides):  # a dump may hold reported numbers alone
-        errors, notes = sides_errors(sides[0], sides[1], tell)
+        common, notes = common_kinds(*sides)
+        pieces = divide_cases(sorted(c for c in sides[0].cases if c in common["cases"]), by)
+        errors = (e for some in in_waves(by, piece_records, CommonPair(pair, common), pieces, tell) for e in some)
+    calls = [x for x in both if isinstance(x, Opened)]
     notes += _inputs(*calls) if len(calls) == 2 else token_notes(*sides)
     notes += [f"not in the dump: {text}" for x in both if isinstance(x, Imported) for text in x.record.absent]
     folder = against_folder(both[0].folder, both[1].folder)

@@ -1,6 +1,6 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -17,13 +17,12 @@ from precaudit.numbers.executors import executor
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
-from precaudit.recording.opening import against_folder
 from precaudit.recording.runs.positioned import calls_at
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison, read_compare_record
+from precaudit.references.comparison.model_pairs import ModelPair, compare_models
 from precaudit.references.comparison.notes import notes_on
-from precaudit.references.comparison.pairs import differences, pair_errors, side_of, tokens_note
 from precaudit.references.comparison.prefill_decode import prefill_decode_records
 from precaudit.references.comparison.selected import (
     ComparedRecords,
@@ -32,23 +31,20 @@ from precaudit.references.comparison.selected import (
     reuse,
     select_records,
     selects_sums,
+    verify,
     write_selected,
 )
 from precaudit.references.comparison.shares import layer_errors, open_weights
 from precaudit.references.comparison.weight_rounding import weight_errors
-from precaudit.references.textbook.formula import recorded_program
 from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook, shadow_records
 from precaudit.schema.coverage import config_of, expected_tensors, formula_keys
-from precaudit.schema.filed import Filed
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
-from precaudit.writing import made_folder
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
 
@@ -108,15 +104,18 @@ def compare(
     selected = resolve_selection(recorded, select, options.accum)
     absent = _absent(recorded.run, options)
     selected = msgspec.structs.replace(selected, weights=not absent, formula=options.formula)
-    verify(recorded, selected, tell)
+    verify(recorded, selected.prompts, (*selected.layers, None), tell)
     kept = None if options.fresh else reuse(recorded.run, selected)
+    peaks: Mapping[str, int] = {}
     if kept is None:
         checkpoint = None if absent else open_weights(recorded.run, _source(recorded.run, options))
-        with one_blas_thread():
+        weights = Weights(checkpoint, absent)
+        with executor(options.jobs, options.scheduler) as made, one_blas_thread():
+            execution, peaks = Execution(made, tell), made.peaks
             if selected.formula:
-                kept = _add_formula(recorded, selected, Weights(checkpoint, absent), options, tell, subject)
+                kept = _add_formula(recorded, selected, weights, options, execution, subject)
             else:
-                kept = _compute(recorded, selected, Weights(checkpoint, absent), options, tell)
+                kept = _compute(recorded, selected, weights, options.cache, execution)
     errors, pairs, notes = kept
     sums = selects_sums(recorded.requested, selected.points)
     found = Comparison(
@@ -126,6 +125,7 @@ def compare(
         notes,
         recorded.run.folder,
         formula=selected.prompts if selected.formula else (),
+        peaks=peaks,
     )
     return found if select is None or select.positions is None else at_positions(found, select.positions)
 
@@ -138,19 +138,6 @@ def at_positions(found: Comparison, positions: str) -> Comparison:
     whole = sorted({phase for _, phase, _ in calls} - {"decode"} & {e.phase for e in errors})
     note = f"--positions keeps whole calls: numbers of {' and '.join(whole)} are over all rows that it recorded"
     return replace(found, errors=errors, prefill_decode=pairs, notes=(*found.notes, *([note] if whole else ())))
-
-
-def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:
-    """Read every tensor the selection needs, so that an altered one is noticed even where rows are reused."""
-    chosen = [
-        p
-        for p in recorded.run.points
-        if p.prompt in selected.prompts and (p.layer is None or p.layer in selected.layers)
-    ]
-    for i, point in enumerate(chosen):
-        recorded.run.tensor(point)
-        if i % 500 == 0:
-            tell(i, len(chosen), "checking hashes")
 
 
 def _absent(run: Run, options: CompareOptions) -> str:
@@ -179,16 +166,13 @@ def _source(run: Run, options: CompareOptions) -> str:
 
 
 def _compute(
-    recorded: Recorded, selected: Selected, weights: Weights, options: CompareOptions, tell: Advance
+    recorded: Recorded, selected: Selected, weights: Weights, cache: Path, execution: Execution
 ) -> ComparedRecords:
     checkpoint = weights.checkpoint
     errors = list(_missing(recorded, selected))
-    with executor(options.jobs, options.scheduler) as made:
-        execution = Execution(made, tell)
-        book = Textbook.of(recorded, selected, checkpoint, options.cache, execution)
-        errors += layer_errors(book, selected, execution)
-        summed = book.summed_as(errors, execution)
-    if summed:
+    book = Textbook.of(recorded, selected, checkpoint, cache, execution)
+    errors += layer_errors(book, selected, execution)
+    if book.summed_as(errors, execution):
         errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
     if checkpoint is not None:
         errors += weight_errors(checkpoint, selected.layers)
@@ -208,24 +192,23 @@ def _add_formula(
     selected: Selected,
     weights: Weights,
     options: CompareOptions,
-    tell: Advance,
+    execution: Execution,
     subject: Any,
 ) -> ComparedRecords:
     """Add formula records to what a selection holds beside them, computed where no earlier selection wrote it."""
     run, without = recorded.run, msgspec.structs.replace(selected, formula=False)
     if options.fresh or reuse(run, without) is None:
-        _compute(recorded, without, weights, options, tell)
+        _compute(recorded, without, weights, options.cache, execution)
     held = read_compare_record(run)
     assert held is not None
     started = perf_counter()
-    tell(0, 1, "the program in FP64")
+    execution.tell(0, 1, "the program in FP64")
     if weights.checkpoint is None:
         keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
         places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
         made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
     else:
-        program_on = recorded_program(recorded, subject, options.model)
-        made = shadow_records(recorded, weights.checkpoint, selected, program_on)
+        made = shadow_records(recorded, weights.checkpoint, selected, (subject, options.model), execution)
     n = len(selected.prompts)
     note = f"formula: FP64 of the program on {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.selections if covers(x, without))
@@ -260,25 +243,7 @@ def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
 
 
 def _pair(run: Run, against: Run, select: Selection | None, options: CompareOptions, tell: Advance) -> Comparison:
-    """Compare a run (candidate) with another, a prompt at a time; files go to RUN/against/<AGAINST>/."""
+    """Compare a run (candidate) with another."""
     selected = resolve_selection(Recorded(run, {}, {}, config_of(run.record.model.config)), select, options.accum)
-    prompts = tuple(p for p in selected.prompts if p in against.prompts)
-    if not prompts:
-        raise UserError(f"{run.folder} and {against.folder} have no prompt in common")
-    notes, parts = differences(run.record, against.record), [x.by_prompt() for x in (run, against)]
-
-    def errors() -> Iterator[ErrorRecord]:
-        for prompt in selected.prompts:
-            a, *others = (Recorded.of(part(prompt)) for part in parts[: 1 + (prompt in against.prompts)])
-            verify(a, selected, tell)
-            for b in others:
-                notes.extend(x for x in [tokens_note(side_of(a), side_of(b), prompt)] if x)
-                for layer, phase, point in product((*selected.layers, None), selected.phases, selected.points):
-                    if POINTS[point].per_layer == (layer is not None):
-                        yield from pair_errors(a, b, Place(prompt, phase, 0, layer, point))
-
-    folder = against_folder(run.folder, against.folder)
-    with made_folder(folder):
-        write_lines(folder / "errors.jsonl", errors())
-    filed = Filed(folder / "errors.jsonl", ErrorRecord)
-    return Comparison(run, list(filed) if options.held else filed, [], tuple(notes), folder, against)
+    with executor(options.jobs, options.scheduler) as made:
+        return compare_models(ModelPair((run, against), selected), options.held, tell, made)

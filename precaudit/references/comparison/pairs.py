@@ -1,14 +1,15 @@
 """Two runs against each other, tensor by tensor, where their tokens agree."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.executors import Executor
 from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
@@ -20,6 +21,9 @@ from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
+PIECES = 3  # for each slot: where one is slow, or dies, others have not long to wait
+T = TypeVar("T")
+Common = Mapping[str, frozenset[str]]  # by kind: the cases, points, layers and calls that both runs have
 KINDS: dict[str, Callable[[Place], str]] = {
     "cases": lambda p: p.prompt,
     "points": lambda p: p.point,
@@ -53,6 +57,25 @@ class CaseSides:
     folder: Path
     cases: tuple[str, ...]
     of: Callable[[str], Side]
+
+
+class PairPiece(NamedTuple):
+    """A part of a case of two runs: which of how many of about equal length."""
+
+    case: str
+    part: int
+    parts: int
+
+    def of(self, every: Sequence[T]) -> Sequence[T]:
+        """Return its part of all."""
+        n = len(every)
+        return every[n * self.part // self.parts : n * (self.part + 1) // self.parts]
+
+
+def divide_cases(cases: Sequence[str], by: Executor) -> list[PairPiece]:
+    """Return the pieces of cases, in their order: parts of each where cases alone are too few."""
+    n = 1 if by.here else max(1, -(-PIECES * by.slots // max(1, len(cases))))
+    return [PairPiece(case, part, n) for case in cases for part in range(n)]
 
 
 def side_of(recorded: Recorded) -> Side:
@@ -167,13 +190,11 @@ def tokens_note(a: Side, b: Side, case: str) -> str:
     )
 
 
-def sides_errors(
-    a: CaseSides, b: CaseSides, tell: Callable[[int, int, str], None]
-) -> tuple[Iterator[ErrorRecord], list[str]]:
-    """Return the records of run ``a`` against run ``b`` of any kinds, case by case, and notes.
+def common_kinds(a: CaseSides, b: CaseSides) -> tuple[Common, list[str]]:
+    """Return what two runs of any kinds have in common, and notes.
 
-    Cases, calls, layers and points that only one has are named in the notes; of the others what one lacks is missing.
-    Raises UserError where the runs have no case or no point in common.
+    Cases, calls, layers and points that only one has are named in the notes. Raises UserError where the runs have no
+    case or no point in common.
     """
     notes: list[str] = []
     held = [_kinds(side) for side in (a, b)]
@@ -186,23 +207,19 @@ def sides_errors(
         for side, names, rest in ((a, mine, others), (b, others, mine)):
             lone = ["outside layers" if n == "None" else n for n in names if n not in rest]
             notes += [f"only {side.folder} has the {name} {_names_text(lone)}"] if lone else []
-    both = {name: held[0][name].keys() & held[1][name].keys() for name in KINDS}
+    both = {name: frozenset(held[0][name].keys() & held[1][name].keys()) for name in KINDS}
     if not all(both.values()):
         raise UserError(f"{a.folder} and {b.folder} have no tensor in common: {'; '.join(notes)}")
-    return _errors(a, b, both, tell), notes
+    return both, notes
 
 
-def _errors(
-    a: CaseSides, b: CaseSides, both: Mapping[str, Container[str]], tell: Callable[[int, int, str], None]
-) -> Iterator[ErrorRecord]:
-    cases = sorted(c for c in a.cases if c in both["cases"])
-    for i, case in enumerate(cases):
-        tell(i, len(cases), "cases of both runs")
-        mine, other = a.of(case), b.of(case)
-        same, every = agreeing(mine, other, case), dict.fromkeys((*mine.places, *other.places))
-        wanted = (p for p in every if all(kind(p) in both[name] for name, kind in KINDS.items()))
-        for here in sorted(wanted, key=lambda p: (p.phase != "prefill", p.phase, p.step, p.order)):
-            yield pair_error(mine, other, here, same)
+def case_errors(a: CaseSides, b: CaseSides, both: Common, piece: PairPiece) -> list[ErrorRecord]:
+    """Return the records of a part of a case of run ``a`` against run ``b``; what one of them lacks is missing."""
+    mine, other = a.of(piece.case), b.of(piece.case)
+    same, every = agreeing(mine, other, piece.case), dict.fromkeys((*mine.places, *other.places))
+    wanted = (p for p in every if all(kind(p) in both[name] for name, kind in KINDS.items()))
+    ordered = sorted(wanted, key=lambda p: (p.phase != "prefill", p.phase, p.step, p.order))
+    return [pair_error(mine, other, here, same) for here in piece.of(ordered)]
 
 
 def _kinds(side: CaseSides) -> dict[str, dict[str, None]]:

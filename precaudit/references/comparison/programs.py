@@ -1,46 +1,35 @@
 """Errors of a program's run: every segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from precaudit.errors import UserError, enough_memory
-from precaudit.interpreters.jaxpr.explicit import to_host, without_mesh, without_shardings
-from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.interpreters.jaxpr.explicit import without_mesh
+from precaudit.numbers.executors import Executor, Threads, in_waves
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.progress import Advance, silent
-from precaudit.recording.programs.agreement import OfRun, recorded_entries
-from precaudit.recording.programs.loading import program_of, raising_line
+from precaudit.recording.programs.loading import named_of, program_of
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.compared_programs import Compared, Unpaired
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import PAIRS, Opened, ProgramErrors, judged_places, open_program_run
-from precaudit.references.announced import announced_errors
-from precaudit.references.comparison.against import place_errors
-from precaudit.references.comparison.entry_views import entry_views
-from precaudit.references.entry_textbooks import entry_textbooks, goes_on
-from precaudit.references.formula import (
-    OwnReference,
-    Rests,
-    Shown,
-    Values,
-    callable_errors,
-    formula_notes,
-    read_shown,
-    rests_on,
-    textbook_errors,
+from precaudit.recording.runs.programs import PAIRS, Opened, ProgramErrors, open_program_run
+from precaudit.references.comparison.program_pieces import (
+    ProgramShadows,
+    WholeCase,
+    divide_program,
+    for_others,
+    piece_errors,
+    traced_entries,
 )
+from precaudit.references.formula import OwnReference, Rests, formula_notes
 from precaudit.references.mapped import MappedTextbook
 from precaudit.references.mutations.declared import declared_formats
-from precaudit.references.names_map import Names, check_entries
-from precaudit.references.traced.judged import record_of
-from precaudit.references.traced.reference import Traced
-from precaudit.references.viewed import view_case
+from precaudit.references.names_map import Names
 from precaudit.schema.limits.checks import SAME, farthest_formula
-from precaudit.schema.places import Place, spans
+from precaudit.schema.places import spans
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import write_lines
@@ -54,13 +43,15 @@ def compare_program(
     reference: OwnReference | Names | None = None,
     tell: Advance = silent,
     accum: Sequence[str] = (),
+    by: Executor | None = None,
 ) -> ProgramErrors:
     """Return the error records of a program's run and write them beside it.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source.
     ``reference``: what the program's FP64 shadow is held against, a function of (params, *inputs) that returns
     {point: FP64 array} of some of the program's points, or the textbook by ``Names``. ``accum``: formats that sums of
-    products are made in, each for itself, as ``parse_accumulation`` takes them.
+    products are made in, each for itself, as ``parse_accumulation`` takes them. ``by``: what makes its pieces (None:
+    threads); other processes load the program by its name.
     Raises UserError where the program is another than the one that was traced, or its code would be someone else's.
     """
     opened = run if isinstance(run, Opened) else open_program_run(run)
@@ -70,10 +61,12 @@ def compare_program(
     if reference is not None and opened.record.layers is not None:
         held = spans(opened.record.layers)
         raise UserError(f"{opened.folder} holds layers {held} alone; a reference needs all of them")
+    by = by or Threads()
+    name = for_others(None if isinstance(program, Program) else named_of(opened, program), reference, by)
     found = program_of(opened, program)
     entries = traced_entries(opened, found)  # under the mesh that it was recorded under
     with without_mesh():
-        errors, pairs, unpaired, told = _errors(found, entries, reference, tell, accum)
+        errors, pairs, unpaired, told = _errors(ProgramShadows(found, entries, reference, accum, name, tell), by)
     path = opened.folder / "errors.jsonl"
     write_lines(path, errors)
     write_lines(opened.folder / PAIRS, pairs)
@@ -91,110 +84,38 @@ def compare_program(
 
 
 def _errors(
-    program: Program,
-    entries: Sequence[OfRun],
-    reference: OwnReference | Names | None,
-    tell: Advance,
-    accum: Sequence[str],
+    shared: ProgramShadows, by: Executor
 ) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], list[Unpaired], tuple[str, ...]]:
     """Return the error records of every entry point, those of positions seen twice, and what formulas rest on."""
-    each: list[EntryBesideShadow] = []
-    books: Sequence[MappedTextbook | None] = [None] * len(entries)
-    if isinstance(reference, Names):
-        check_entries(reference, [program.entry, *program.then])
-        books = entry_textbooks(reference, entries, program)
-    for i, one in enumerate(entries):
-        before = each[-1].traced if i and goes_on(program, entries[i - 1], one.program) else None
-        begins = None if before is None else (before, program.then[one.program.entry].begin)
-        traced = Traced(one, tell, reference is not None and before is None, begins, accum)
-        each.append(EntryBesideShadow(traced, books[i], reference))
-    errors: list[list[ErrorRecord]] = [[] for _ in each]
+    opened = [one.opened for one in shared.entries]
+    errors: list[list[ErrorRecord]] = [[] for _ in opened]
     pairs: list[PrefillDecodeRecord] = []
     unpaired: list[Unpaired] = []
     rests: list[Rests] = []
-    for case in entries[0].opened.record.cases:
-        for found, beside in zip(errors, each, strict=True):
-            its, rest = beside.of_case(case)
-            found += its
-            rests += rest
-        found_pairs, others = entry_views([beside.traced for beside in each], case)
-        pairs += found_pairs
-        unpaired += others
-    whole = [e for found, beside in zip(errors, each, strict=True) for e in beside.with_declared_formats(found)]
-    return whole, pairs, unpaired, formula_notes(rests)
+    made: dict[tuple[str, int | None], Any] = {}
+    pieces = divide_program(opened, by)
+    made_in_order = in_waves(by, piece_errors, shared, pieces, shared.tell if not by.here else silent)
+    for piece, found in zip(pieces, made_in_order, strict=True):
+        if piece.entry is None:
+            made[piece.case, None] = found
+        else:
+            made.setdefault((piece.case, piece.entry), []).extend(found)
+    for case in opened[0].record.cases:
+        whole: WholeCase = made[case, None]
+        for i, its in enumerate(errors):
+            for local, forward in zip(made[case, i], whole.forwards[i], strict=True):
+                its += [*local, *forward]
+            its += whole.others[i]
+        rests += whole.rests
+        pairs += whole.pairs
+        unpaired += whole.unpaired
+    every = zip(opened, shared.books, errors, strict=True)
+    return [e for one in every for e in _with_inner_formats(*one)], pairs, unpaired, formula_notes(rests)
 
 
-@dataclass(frozen=True)
-class EntryBesideShadow:
-    """An entry point beside its FP64 shadow, and a reference of the user's or the textbook (``book``)."""
-
-    traced: Traced
-    book: MappedTextbook | None
-    reference: OwnReference | Names | None
-
-    def of_case(self, case: str) -> tuple[list[ErrorRecord], list[Rests]]:
-        """Return the error records of a case, and what those of formulas rest on."""
-        opened, traced, book = self.traced.opened, self.traced, self.book
-        every = [*judged_places(opened.record), *((p, None) for p in opened.record.outputs)]
-        calls = product(range(opened.record.calls), every)
-        where = (Place(case, opened.record.phase, call, layer, p.name) for call, (p, layer) in calls)
-        errors = list(place_errors(traced, where))
-        for call in range(opened.record.calls):
-            errors += traced.chosen(case, call)
-        exact = [] if self.reference is None else traced.alone(case)
-        beside = read_shown(opened, book, case, exact) if book is not None and exact else None
-        if self.reference is not None:
-            errors += _formula(traced, book or self.reference, case, beside, exact)
-        if book is not None:
-            errors += announced_errors(view_case(opened, book, case), book, case, opened.record.phase)
-        return errors, [] if beside is None else [rests_on(beside, None if book is None else book.passed.get(case))]
-
-    def with_declared_formats(self, errors: list[ErrorRecord]) -> list[ErrorRecord]:
-        """Return records, those of the first case with the narrow format inside that the textbook does not have."""
-        opened, book = self.traced.opened, self.book
-        return (
-            errors if book is None or opened.record.policy is not None else _with_declared_formats(opened, book, errors)
-        )
-
-
-def traced_entries(opened: Opened, program: Program) -> list[OfRun]:
-    """Return the entry points of a run's program; raises UserError where it is not what was traced.
-
-    Where its types carry shardings, as one device makes it, to be run under ``without_mesh``.
-    """
-    return [_alone(*one) for one in recorded_entries(opened, program)]
-
-
-def _alone(opened: Opened, one: Program, made: Tagged) -> OfRun:
-    alone = without_shardings(made, one.params, *next(iter(one.cases.values())))
-    if alone is not made:
-        one = replace(one, params=to_host(one.params), cases={n: to_host(x) for n, x in one.cases.items()})
-    return OfRun(opened, one, alone)
-
-
-def _formula(
-    traced: Traced,
-    reference: OwnReference | Names | MappedTextbook,
-    case: str,
-    beside: Shown | None,
-    exact: Sequence[Values],
-) -> Iterator[ErrorRecord]:
-    """Yield the formula records of a case; unknown are those of calls that FP64 never came to."""
-    opened = traced.opened
-    for call in range(len(exact), opened.record.calls):
-        for p, layer in reference.places if isinstance(reference, MappedTextbook) else judged_places(opened.record):
-            yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
-    if isinstance(reference, MappedTextbook):
-        if beside is not None:
-            yield from textbook_errors(opened, reference, case, beside)
-        return
-    assert not isinstance(reference, Names)
-    for call, values in enumerate(exact):
-        try:
-            expected = reference(traced.program.params, *traced.inputs(case, call))
-        except Exception as error:
-            raise UserError(f"the reference raised {type(error).__name__}: {error}{raising_line(error)}") from None
-        yield from callable_errors(opened, expected, case, call, values)
+def _with_inner_formats(opened: Opened, book: MappedTextbook | None, errors: list[ErrorRecord]) -> list[ErrorRecord]:
+    """Return an entry point's records, those of the first case with the narrow format that the textbook lacks."""
+    return errors if book is None or opened.record.policy is not None else _with_declared_formats(opened, book, errors)
 
 
 def _with_declared_formats(opened: Opened, book: MappedTextbook, errors: Sequence[ErrorRecord]) -> list[ErrorRecord]:

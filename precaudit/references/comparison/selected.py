@@ -7,6 +7,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.numbers.formats import parse_accumulation
+from precaudit.progress import Advance
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
@@ -63,6 +64,15 @@ def resolve_selection(recorded: Recorded, select: Selection | None, accum: Seque
 def _accum_name(text: str) -> str:
     name, block = parse_accumulation(text)
     return name if block == 1 else f"{name}/{block}"
+
+
+def verify(recorded: Recorded, prompts: Collection[str], layers: Collection[int | None], tell: Advance) -> None:
+    """Read every tensor of some prompts and layers, so that an altered one is noticed even where rows are reused."""
+    chosen = [p for p in recorded.run.points if p.prompt in prompts and p.layer in layers]
+    for i, point in enumerate(chosen):
+        recorded.run.tensor(point)
+        if i % 500 == 0:
+            tell(i, len(chosen), "checking hashes")
 
 
 def reuse(run: Run, selected: Selected) -> ComparedRecords | None:

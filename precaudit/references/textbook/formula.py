@@ -4,11 +4,13 @@ JAX is imported where a shadow is computed, and nowhere else in comparison.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from precaudit.errors import UserError
 from precaudit.models.numpy_decoder.model import Model
+from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.places import Place
@@ -43,6 +45,28 @@ def formula_errors(
                     yield here.record("formula", "shadow", "fp64", missing="the program in FP64 never came here")
                 else:
                     yield here.record("formula", "shadow", "fp64", **found[here])
+
+
+@dataclass(frozen=True)
+class FormulaPieces:
+    """What pieces share, of a batch each; ``subject``, ``where``: as ``recorded_program`` takes them."""
+
+    recorded: Recorded
+    model: Model
+    subject: Any
+    where: str | None
+    phases: tuple[str, ...]
+
+    @cached_property
+    def program_on(self) -> ProgramOn:
+        """What brings the program to a device of the process that asks."""
+        return recorded_program(self.recorded, self.subject, self.where)
+
+
+def batch_formulas(shared: FormulaPieces, prompts: tuple[str, ...], tell: Advance) -> list[ErrorRecord]:
+    """Return the formula records of some prompts of a batch."""
+    tell(0, 1, "the program in FP64")
+    return list(formula_errors(shared.recorded, shared.model, prompts, shared.program_on, shared.phases))
 
 
 def recorded_program(recorded: Recorded, subject: Any = None, where: str | None = None) -> ProgramOn:

@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from precaudit.models.checkpoints import Checkpoint
 from precaudit.models.checkpoints.readers import WeightReader
 from precaudit.models.configs import with_window
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
+from precaudit.numbers.executors import Threads
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.references.textbook.formula import ProgramOn, formula_errors
+from precaudit.references.textbook.formula import FormulaPieces, batch_formulas
 from precaudit.references.textbook.forward import forward_errors, reference_values
 from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.handover import handover_errors
@@ -110,12 +112,28 @@ class Textbook:
 
 
 def shadow_records(
-    recorded: Recorded, checkpoint: Checkpoint, selected: Selected, program_on: ProgramOn
+    recorded: Recorded,
+    checkpoint: Checkpoint,
+    selected: Selected,
+    program: tuple[Any, str | None],
+    execution: Execution = HERE,
 ) -> list[ErrorRecord]:
-    """Return the formula records of a selection: the program's FP64 shadow against the textbook."""
-    policy = recorded_policy(recorded.run.record)
-    model = Model(with_window(recorded.config, policy), checkpoint.tensors.read_tensor)
-    return list(formula_errors(recorded, model, selected.prompts, program_on, selected.phases))
+    """Return the formula records of a selection: the program's FP64 shadow against the textbook.
+
+    ``program``: as ``recorded_program`` takes it. One that is in memory is evaluated in this process.
+    """
+    record = recorded.run.record
+    subject, where = program
+    read = WeightReader.of(checkpoint, declared_policy(record), record.model.sha256)
+    model = Model(with_window(recorded.config, recorded_policy(record)), read)
+    executor = execution.executor if subject is None else Threads()
+    if not executor.here:
+        recorded, where = recorded.of_prompts(recorded.run.prompts), read.source
+    shared = FormulaPieces(recorded, model, subject, where, selected.phases)
+    batches = dict.fromkeys(recorded.batch_of(p) for p in selected.prompts)
+    pieces = [tuple(p for p in batch if p in selected.prompts) for batch in batches]
+    made = executor.map(batch_formulas, shared, pieces, execution.tell, "the program in FP64")
+    return [e for errors in made for e in errors]
 
 
 def _sums(errors: Iterable[ErrorRecord]) -> str | None:

@@ -19,7 +19,7 @@ from precaudit.references.alignment.program_points import run_points
 from precaudit.references.alignment.sides import side_of
 from precaudit.references.alignment.vectors import Vectors
 from precaudit.references.comparison.exact import exact_calls
-from precaudit.references.comparison.programs import traced_entries
+from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.mapped_tensors import mapped_tensors, parameter_leaves
 from precaudit.references.names_map import ProgramNames
 from precaudit.schema.graphs.decoder import POINTS, present

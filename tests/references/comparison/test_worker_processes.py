@@ -12,17 +12,22 @@ from precaudit.models.checkpoints import safetensors_files
 from precaudit.models.checkpoints.readers import WeightReader
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers import processes, threads
+from precaudit.numbers.executors import Threads
+from precaudit.progress import silent
 from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison import shares
 from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.references.comparison.model_pairs import ModelPair, compare_models
+from precaudit.references.comparison.pairs import PairPiece
 from precaudit.references.comparison.selected import resolve_selection
 from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
+from tests.helpers.pieces import Pickled
 
 PROMPTS = [Prompt(f"p{i}", tokens=tuple(range(7 * i, 7 * i + 5 + i))) for i in range(4)]
 
@@ -71,6 +76,17 @@ def test_two_processes_write_what_one_does(folder, monkeypatch):
         (group, prompts) for group in range(2) for prompts in (("p0", "p3"), ("p1", "p2"))
     ]
     assert lines(folder) == one
+
+
+def test_a_run_against_another_is_pieces_of_layers(folder):
+    opened = open_run(folder)
+    pair = ModelPair((opened, opened), resolve_selection(Recorded.of(opened), None, ()))
+    by = Pickled(3)
+    one, found = (compare_models(pair, True, silent, x) for x in (Threads(), by))
+    assert (found.errors, found.notes) == (one.errors, one.notes)
+    assert by.given == [PairPiece(f"p{i}", part, 3) for i in range(4) for part in range(3)]
+    assert one.peaks == {}
+    assert min(found.peaks.values()) > 1 << 24
 
 
 @pytest.mark.usefixtures("small")
