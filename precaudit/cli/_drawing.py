@@ -38,7 +38,7 @@ def draw_rollouts(model: str, given: dict[str, Any], limits: "tuple[RolloutBudge
         from precaudit.recording.tracing.trace import encode_prompts
 
         subjects, refused = open_subjects(
-            lambda p: load(model, p, device=given["device"], allow=given["allow_field"]), policies
+            lambda p: load(model, p, device=given["device"], allow=given["allow_field"], mesh=given["mesh"]), policies
         )
         if questions:
             prompts = question_prompts(questions, subjects[0].tokenizer)
@@ -165,5 +165,6 @@ def _checks(model: str, given: dict[str, Any], limits: "tuple[RolloutBudget, ...
     trainer = None
     if given["trainer_policy"] or given["trainer"]:
         policy = load_policy(given["trainer_policy"] or policy_names(given["policy"])[0])
-        trainer = load(given["trainer"] or model, policy, device=given["device"], allow=given["allow_field"])
+        where = {"device": given["device"], "allow": given["allow_field"], "mesh": given["mesh"]}
+        trainer = load(given["trainer"] or model, policy, **where)
     return Checks(trainer, not given["no_fp64"], limits)

@@ -83,7 +83,7 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option(
     "--mesh",
     metavar="NAME=N[,NAME=N]",
-    help="--from: on several devices, prompts over data, heads and widths over model.",
+    help="On several devices: prompts over data, heads and widths over model.",
 )
 @click.option(
     "--explain",
@@ -140,9 +140,9 @@ def command(model: str, source: Path | None, to: Delivery, **given: Any) -> int:
 
         drawing()
     chosen = [name for name in DRAWS if name in told]
+    if given["mesh"] is not None and given["explain"]:
+        raise UserError("--explain looks into one device's run; leave out --mesh")
     if source is None:
-        if given["mesh"] is not None:
-            raise UserError("--mesh scores the rollouts of --from FILE; samples are made on one device")
         if given["engine_policy"] is not None:
             raise UserError("--engine-policy is for rollouts that an engine made: give them with --from FILE")
         from precaudit.cli._drawing import draw_rollouts
@@ -174,8 +174,6 @@ def _score_file(
     rollouts = read_rollouts(source)
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     named = given["engine_policy"]
-    if given["mesh"] is not None and given["explain"]:
-        raise UserError("--explain looks into one device's run; leave out --mesh")
     if named is not None and given["no_fp64"]:
         raise UserError("--engine-policy judges the engine against FP64; leave out --no-fp64")
     with progress_bar("loading JAX") as advance:

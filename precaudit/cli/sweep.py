@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace runs that are there.")
 @click.option("--resume", is_flag=True, help="Go on with a sweep that was cut off.")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))
+@click.option(
+    "--mesh",
+    metavar="NAME=N[,NAME=N]",
+    help="On several devices: prompts over data, heads and widths over model.",
+)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @cache_option
 @report_options("rows")
@@ -60,6 +65,7 @@ def command(subject: str, text: str | None, filters: "Filters", to: Delivery, **
     """
     from precaudit.errors import UserError
     from precaudit.reports import sweep as report
+    from precaudit.schema.meshes import ONE, parse_mesh
     from precaudit.schema.policies import load_policy
     from precaudit.schema.program_names import require_name
     from precaudit.schema.prompts import Prompt
@@ -77,6 +83,7 @@ def command(subject: str, text: str | None, filters: "Filters", to: Delivery, **
 
         drawing()
     require_name(subject)
+    mesh = ONE if given["mesh"] is None else parse_mesh(given["mesh"])
     policies = [load_policy(name) for name in policies_of(given["policy"])]
     select = Selection.parse(filters.layers, filters.points, filters.phases, filters.positions, filters.prompt)
     source = [Prompt(id="text", prompt=text)] if text is not None else given["prompts"]
@@ -90,7 +97,8 @@ def command(subject: str, text: str | None, filters: "Filters", to: Delivery, **
         from precaudit.references.comparison.compare import CompareOptions as CompareOptions
 
         def open_subject(policy: "Policy", device: str) -> Any:
-            return load(subject, policy, device=device or given["device"], allow=given["allow_field"])
+            where = device or given["device"]
+            return load(subject, policy, device=where, allow=given["allow_field"], mesh=mesh)
 
         steps, line = given["decode_steps"], " ".join(["precaudit", *sys.argv[1:]])
         asked = Sweep(
@@ -101,6 +109,7 @@ def command(subject: str, text: str | None, filters: "Filters", to: Delivery, **
             CompareOptions(accum=(), cache=cache),
             How(given["batch"], given["new_tokens"], Sampling(1.0, None, None, 0), (), given["rounds"]),
             given["tpu"],
+            mesh,
         )
         rows = sweep(open_subject, asked, folder, Progress(lambda line: say(line, err=True), advance))
     for path in given["plots"]:

@@ -61,7 +61,7 @@ class WarmupOptions:
 @click.option(
     "--mesh",
     metavar="NAME=N[,NAME=N]",
-    help="Of --for trace: on several devices, prompts over data, heads and widths over model.",
+    help="On several devices: prompts over data, heads and widths over model.",
 )
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @report_options("programs")
@@ -80,8 +80,6 @@ def command(asked: WarmupOptions, to: Delivery) -> int:
 
     if asked.prompts is not None and asked.lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
-    if asked.mesh is not None and asked.purpose != "trace":
-        raise UserError("--mesh goes with --for trace; rollouts are sampled on one device")
     changes = parse_settings(asked.settings)
     chosen = [apply_settings(load_policy(name), changes) for name in policy_names(asked.policy)]
     sampling, named = Sampling(asked.temperature, asked.top_k, asked.top_p), loops_named(asked.loops)

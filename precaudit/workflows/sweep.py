@@ -12,6 +12,7 @@ from precaudit.errors import UserError, enough_memory
 from precaudit.progress import Progress
 from precaudit.reports.policies import PolicyRow
 from precaudit.reports.sweep import SweepRow, front
+from precaudit.schema.meshes import ONE, MeshShape
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import Number, Record, json_number, value
 from precaudit.schema.records.lines import decode_lines, write_lines
@@ -38,7 +39,7 @@ class Asked(Record, frozen=True, tag_field="kind", tag="asked"):
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked: policies, prompts, how tokens are drawn, and a TPU to predict (None: none)."""
+    """What is asked: policies, prompts, how tokens are drawn, a TPU to predict (None: none), and the subjects' mesh."""
 
     policies: Sequence[Policy]
     prompts: Any
@@ -47,6 +48,7 @@ class Sweep:
     compared: "CompareOptions"
     how: "How"
     tpu: str | None = None
+    mesh: MeshShape = ONE
 
 
 def sweep(load: Load, asked: Sweep, folder: Path, progress: Progress | None = None) -> list[SweepRow]:
@@ -80,12 +82,20 @@ def sweep(load: Load, asked: Sweep, folder: Path, progress: Progress | None = No
 
 def _check(asked: Sweep) -> None:
     """Refuse what could not be drawn or predicted before anything runs."""
+    from precaudit.checks.rollouts.scoring import BATCH
+    from precaudit.interpreters.tpu.target import mesh as target_mesh
     from precaudit.recording.tracing.predicting import target_of
 
     if min(asked.how.batch, asked.how.new_tokens, asked.how.rounds) < 1:
         raise UserError("--batch, --new-tokens and --rounds must be at least 1")
+    mesh = asked.mesh
+    for n, what in ((asked.how.batch, f"--batch {asked.how.batch}"), (BATCH, f"the {BATCH} sequences scored together")):
+        if n % mesh.data:
+            raise UserError(f"--mesh {mesh}: data={mesh.data} does not divide {what}")
     if asked.tpu is not None:
-        target_of(f"tpu-predicted:{asked.tpu}")
+        target = target_of(f"tpu-predicted:{asked.tpu}")
+        if mesh.devices > 1 and target is not None:
+            target_mesh(target, mesh.axes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ def _draw(
     request = Asked(
         policies=tuple({"name": p.name, **p.settings()} for p in policies),
         prompts=tuple(tuple(ids) for _, ids in prompts),
-        how=repr(asked.how),
+        how=repr(asked.how) + (f" on {asked.mesh}" if asked.mesh.devices > 1 else ""),
     )
     path = folder / DRAWN
     if asked.traced.resume and (found := _read_kept(path, request)) is not None:

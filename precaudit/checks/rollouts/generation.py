@@ -6,7 +6,7 @@ and donated. A program is compiled once for a batch and its bucket of slots; how
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from jax import lax
 from precaudit.checks.rollouts.sampling import Kind, Knobs, Sampling, draw_tokens
 from precaudit.interpreters.jaxpr.narrow import hold_narrow
 from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.models.jax_decoder.sharding import Layout
 from precaudit.numbers.arrays import Array
 from precaudit.recording.tracing.programs import Compiled, compile_program, jit_program
 from precaudit.recording.tracing.subject import Subject
@@ -95,10 +96,15 @@ class Generator:
     ends: tuple[int, ...]
     programs: dict[str, Compiled] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Fill up the batch to what the mesh divides."""
+        object.__setattr__(self, "shape", replace(self.shape, batch=self.subject.mesh.filled(self.shape.batch)))
+
     def compile(self, loops: Sequence[Loop] = LOOPS) -> dict[str, float]:
         """Compile what ``loops`` need that is not there yet; return the seconds of each program."""
         options = tuple(compiler_options(self.subject.policy).items())
-        made = _programs(self.subject.decoder, self.sampling.kind, options, self.subject.platform)
+        s = self.subject
+        made = _programs(s.decoder, self.sampling.kind, options, s.platform, s.layout)
         given = self.arguments()
         new = [name for name in ("start", *loops) if name not in self.programs]
         self.programs.update({name: compile_program(made[name], *given[name]) for name in new})
@@ -107,9 +113,13 @@ class Generator:
     def arguments(self) -> dict[str, tuple[Any, ...]]:
         """Return arguments of each program, of the shapes and formats that it is compiled for."""
         state = self._blank([0] * self.shape.batch, [1] * self.shape.batch)
-        ids = jnp.zeros((self.shape.batch, self.shape.prompt), jnp.int32)
+        ids = self._to_device(np.zeros((self.shape.batch, self.shape.prompt), np.int32))
         first = self._program_inputs([1] * self.shape.batch)
-        return {"start": (*first, state, ids), "python": (*first, state), "while": (*first, state, jnp.int32(1))}
+        return {
+            "start": (*first, state, ids),
+            "python": (*first, state),
+            "while": (*first, state, self._to_device(np.int32(1))),
+        }
 
     def generate(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], limit: int, loop: Loop = "while"
@@ -162,8 +172,14 @@ class Generator:
         zero, made = np.zeros(b, np.int32), (np.zeros((b, n), np.int32), np.zeros((b, n), np.float32))
         numbers32 = np.asarray(numbers, np.uint32)
         state = DrawState(numbers32, zero, last, zero, each, np.bool_(True), np.int32(0), *made, None)
-        cache = self.subject.decoder.init_cache(b, self.shape.slots)
-        return self._to_device(replace(state, cache=cache))
+        return replace(self._to_device(state), cache=self._cache())
+
+    def _cache(self) -> Any:
+        """Return an empty cache: on a mesh no device makes all of it."""
+        made = partial(self.subject.decoder.init_cache, self.shape.batch, self.shape.slots)
+        if self.subject.layout is None:
+            return self._to_device(made())
+        return self.subject.put_cache(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(made)))
 
     def _python(self, given: Any, state: DrawState, going: bool, limit: int) -> tuple[DrawState, float]:
         """Take step after step from Python; return the state and the seconds that were waited for the device."""
@@ -185,7 +201,8 @@ class Generator:
         return state, time.perf_counter() - began
 
     def _to_device(self, x: object) -> Any:
-        return jax.device_put(x, self.subject.device)
+        layout = self.subject.layout
+        return jax.device_put(x, self.subject.device) if layout is None else layout.put(x, layout.everywhere)
 
 
 def _read_state(state: DrawState, n: int, prefill: float, decode: float, host: float) -> Generated:
@@ -200,21 +217,34 @@ def _read_state(state: DrawState, n: int, prefill: float, decode: float, host: f
 
 
 @lru_cache(maxsize=16)
-def _programs(decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str) -> dict[str, Callable[..., Any]]:
-    """Return the jitted programs: ``start``, ``python`` (a step) and ``while`` (all of them)."""
+def _programs(
+    decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str, layout: Layout | None
+) -> dict[str, Callable[..., Any]]:
+    """Return the jitted programs: ``start``, ``python`` (a step) and ``while`` (all of them).
+
+    On a mesh the decoder is cut as in a trace. Tokens are drawn of whole logits, by every device the same.
+    """
     how: dict[str, Any] = {"donate_argnums": (STATE,), "compiler_options": dict(options) or None}
+    if layout is not None:
+        how["out_shardings"] = _shardings(layout)
+
+    def cut(*given: jax.Array) -> list[jax.Array]:
+        return list(given) if layout is None else [lax.with_sharding_constraint(x, layout.by_prompt) for x in given]
+
+    def whole(logits: jax.Array) -> jax.Array:
+        return logits if layout is None else lax.with_sharding_constraint(logits, layout.everywhere)
 
     def start(
         params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState, tokens: jax.Array
     ) -> DrawState:
         rows, starts = state.slots[:, None], jnp.zeros_like(state.slots)
-        logits, cache = decoder.prefill(params, tables, tokens, starts, rows, state.cache)
-        return _draw_token(kind, given, replace(state, cache=cache), logits[:, 0])
+        logits, cache = decoder.prefill(params, tables, *cut(tokens, starts, rows), state.cache)
+        return _draw_token(kind, given, replace(state, cache=cache), whole(logits[:, 0]))
 
     def step(params: Mapping[str, Any], tables: tuple[Any, ...], given: Any, state: DrawState) -> DrawState:
         starts = jnp.zeros_like(state.slots)
-        logits, cache = decoder.decode(params, tables, state.token, starts, state.slots, state.cache)
-        return _draw_token(kind, given, replace(state, cache=cache), logits[:, 0])
+        logits, cache = decoder.decode(params, tables, *cut(state.token, starts, state.slots), state.cache)
+        return _draw_token(kind, given, replace(state, cache=cache), whole(logits[:, 0]))
 
     def loop(
         params: Mapping[str, Any], tables: tuple[Any, ...], given: object, state: DrawState, limit: jax.Array
@@ -226,6 +256,12 @@ def _programs(decoder: Any, kind: Kind, options: tuple[Any, ...], platform: str)
         "python": jit_program(step, platform, **how),
         "while": jit_program(loop, platform, **how),
     }
+
+
+def _shardings(layout: Layout) -> DrawState:
+    """Return where a state lies on a mesh: all but the cache on every device."""
+    names = (f.name for f in fields(DrawState))
+    return DrawState(**{name: layout.cache if name == "cache" else layout.everywhere for name in names})
 
 
 def _draw_token(kind: Kind, given: tuple[Knobs, jax.Array], state: DrawState, logits: jax.Array) -> DrawState:

@@ -47,6 +47,7 @@ def _record(
 ) -> RolloutRun:
     """Return the first line of rollouts to which no question was put, and which no trainer scored."""
     first = subjects[0]
+    mesh = first.mesh if first.mesh.devices > 1 else None
     return RolloutRun(
         schema=SCHEMA,
         model=first.checkpoint.name,
@@ -58,7 +59,7 @@ def _record(
         trainer={},
         prompts=digest(",".join(map(str, ids)) for ids in prompts),
         questions=digest(()),
-        asked={k: str(x) for k, x in asked.items() if x is not None},
+        asked={k: str(x) for k, x in {**asked, "mesh": mesh}.items() if x is not None},
         device=device_of(first),
         versions=number_versions(),
     )

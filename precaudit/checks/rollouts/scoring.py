@@ -38,6 +38,14 @@ def check_rollout_tokens(subject: Subject, rollouts: Sequence[Rollout]) -> None:
             raise UserError(str(error).replace("prompt ", "rollout ", 1)) from None
 
 
+def check_scoring(subject: Subject) -> None:
+    """Raise UserError where the subject's mesh does not divide what is scored together."""
+    if BATCH % subject.mesh.data:
+        raise UserError(
+            f"--mesh {subject.mesh}: data={subject.mesh.data} does not divide {BATCH}, the sequences scored together"
+        )
+
+
 def pad_rows(values: Sequence[Sequence[float]]) -> tuple[Array, Array]:
     """Return [sequences, tokens] in FP64, padded with 0, and the mask of what is there."""
     out = np.zeros((len(values), max(map(len, values), default=0)))
@@ -51,12 +59,9 @@ def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float,
     """Return log-probabilities [T] in FP64 of each rollout's tokens, by one prefill under the subject's policy.
 
     The logits, rounded to the policy's format, are divided by ``temperature`` in float32, and log softmax is taken in
-    float32: a trainer's view. Raises UserError where the subject's mesh does not divide what is scored together.
+    float32: a trainer's view. Raises UserError as ``check_scoring``.
     """
-    if BATCH % subject.mesh.data:
-        raise UserError(
-            f"--mesh {subject.mesh}: data={subject.mesh.data} does not divide {BATCH}, the sequences scored together"
-        )
+    check_scoring(subject)
     found: list[Array] = [np.zeros(0)] * len(rollouts)
     score = _program(subject.decoder, tuple(compiler_options(subject.policy).items()), subject.platform)
     done, total = 0, sum(bool(r.tokens) for r in rollouts)

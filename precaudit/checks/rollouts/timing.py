@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from precaudit.checks.rollouts.generation import DrawShape, Generated, Generator, Loop
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.sampling import Sampling
+from precaudit.checks.rollouts.scoring import check_scoring
 from precaudit.errors import CannotJudge, UserError
+from precaudit.models.jax_decoder.sharding import check_mesh
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.lengths import bucket
@@ -174,10 +176,12 @@ def time_variants(
 
 
 def check_room(subject: Subject, given: Sequence[Task], how: How) -> None:
-    """Raise UserError for what cannot be drawn: no room for it in the context, or nothing asked for."""
+    """Raise UserError for what cannot be drawn: nothing asked for, no room in the context, or no mesh that fits."""
     for name, x in (("batch", how.batch), ("new-tokens", how.new_tokens), ("rounds", how.rounds)):
         if x < 1:
             raise UserError(f"--{name} {x}: at least 1 is wanted")
+    check_mesh(subject.mesh, subject.config, how.batch)
+    check_scoring(subject)
     for task in given:
         check_tokens(task.id, task.prompt, how.new_tokens, subject.config.vocab, subject.config.context)
 
@@ -261,7 +265,7 @@ def _timing(
     return Timing(
         policy=v.subject.policy.name,
         loop=v.loop,
-        device=v.subject.platform,
+        device=v.subject.platform + (f", {v.subject.mesh}" if v.subject.mesh.devices > 1 else ""),
         batch=max(map(len, groups)),
         sequences=len(given),
         prompt_tokens=sum(len(t.prompt) for t in given),

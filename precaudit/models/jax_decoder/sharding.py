@@ -78,6 +78,11 @@ class Layout:
         """Where what has a row for every prompt lies."""
         return self.named(Spec("data"))
 
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Where what every device has whole lies."""
+        return self.named(Spec())
+
     def put(self, tree: object, where: object) -> Any:
         """Return arrays cut so; of what several processes hold alike, each keeps its own parts."""
         if jax.process_count() == 1:
