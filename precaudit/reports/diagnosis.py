@@ -13,7 +13,7 @@ from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
 from precaudit.reports.findings import first_of
 from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits, short
+from precaudit.schema.digits import digits, error_share, short
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import point_text, spans
@@ -176,11 +176,11 @@ def details(f: Finding) -> list[str]:
     """Return the evidence."""
     lines = [f.says]
     if f.explained is not None and f.second is not None:
-        equal = "" if f.equal is None else f", {100 * value(f.equal):.2f} % of the elements bit for bit"
+        equal = "" if f.equal is None else f", {_of_elements(value(f.equal))} bit for bit"
         what = "the nearest" if f.cause == UNNAMED else "it"
         lines.append(
-            f"{what} reproduces {share(f.explained)} of the error{equal}; "
-            f"next best: {f.second[0]}, {share(f.second[1])}"
+            f"{what} reproduces {error_share(value(f.explained))} of the error{equal}; "
+            f"next best: {f.second[0]}, {error_share(value(f.second[1]))}"
         )
     if f.fails:
         lines.append(f"fails: {f.fails}")
@@ -199,9 +199,9 @@ def details(f: Finding) -> list[str]:
     return lines
 
 
-def share(x: Any) -> str:
-    """Return a share of an error as a percentage; none of it where it is negative."""
-    return "none of it" if value(x) <= 0 else f"{100 * value(x):.2f} %"
+def _of_elements(share: float) -> str:
+    """Return which part of the elements a share is."""
+    return f"{error_share(share)} of the elements" if share > 0 else "no element"
 
 
 def invariances(ways: Any) -> list[str]:

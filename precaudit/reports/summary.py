@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
-from precaudit.schema.digits import beside, digits, share_words, short
+from precaudit.schema.digits import beside, digits, error_share, share_words, short
 from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
@@ -160,7 +160,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     if not shares:
         return None
     told = [
-        f"{name.removeprefix(SUMS)} {digits(median(ratios[name]), 2)} × its size, explains {_percent(median(its))}"
+        f"{name.removeprefix(SUMS)} {digits(median(ratios[name]), 2)} × its size, explains {error_share(median(its))}"
         for name, its in sorted(shares.items())
         if name in ratios
     ]
@@ -171,13 +171,8 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
         if named and rows < 100 * named
         else f"Accumulation does not explain the error of {point}"
     )
-    rest = f"; the declared policy explains {_percent(median(policy))}" if policy else ""
+    rest = f"; the declared policy explains {error_share(median(policy))}" if policy else ""
     return f"{verdict} (medians: {'; '.join(told)}){rest}." if whole else f"{verdict}{rest}."
-
-
-def _percent(share: float) -> str:
-    """Return a share so that 99.99 % does not read as all; what makes the rest larger explains none of it."""
-    return f"{100 * share:.2f} %" if share > 0.99 else f"{100 * share:.0f} %" if share > 0 else "none of it"
 
 
 def _place(e: ErrorRecord) -> tuple[object, ...]:

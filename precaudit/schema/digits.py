@@ -4,6 +4,9 @@ from math import isnan
 
 from precaudit.schema.records.base import Number, value
 
+ALL = 0.99995  # a share from which nothing is lacking that four digits show
+MOST = 99.9  # per cent: of what is not all
+
 
 def digits(x: Number | None, places: int = 3) -> str:
     """Return a number in at most so many significant digits, 1.2e-5; nothing of what is not known."""
@@ -33,6 +36,13 @@ def beside(x: float, reference: float) -> str:
 def share_words(share: float) -> str:
     """Return how much of an error is explained: a percentage between 0 and 100, or ``none``, as where it grows."""
     return f"{100 * min(share, 1.0):.0f} %" if share >= 0.005 else "none"
+
+
+def error_share(share: float) -> str:
+    """Return a share of an error in three digits: 100 % is all of it, and what makes it larger explains none of it."""
+    if share <= 0:
+        return "none of it"
+    return "100 %" if share >= ALL else f"{digits(min(100 * share, MOST))} %"
 
 
 def apart(x: float, limit: float) -> str:

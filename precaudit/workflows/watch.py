@@ -249,7 +249,9 @@ def script_command(command: Sequence[str], folder: Path) -> tuple[list[str], lis
         raise UserError("watch: give the command after --: precaudit watch -- python serve.py")
     path = shutil.which(command[0])
     if path is None:
-        raise UserError(f"{command[0]}: no such command")
+        is_script = command[0].endswith(".py") and (folder / command[0]).is_file()
+        how = f"; it is a script: precaudit watch -- python {' '.join(command)}" if is_script else ""
+        raise UserError(f"{command[0]}: no such command{how}")
     if Path(command[0]).name.startswith(PYTHON):
         at = 1
         while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):

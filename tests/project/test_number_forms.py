@@ -26,6 +26,11 @@ def test_sentences_have_one_form_of_numbers():
     assert not found, "digits(x, places) of precaudit/schema/digits.py"
 
 
+def test_percentages_have_at_most_three_digits():
+    found = [p.name for p in (ROOT / "precaudit").rglob("*.py") if re.search(r":\.[2-9]f\} ?%", p.read_text())]
+    assert not found, "error_share of precaudit/schema/digits.py"
+
+
 @pytest.mark.parametrize(
     ("x", "places", "text"),
     [

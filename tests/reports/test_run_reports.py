@@ -26,11 +26,11 @@ from precaudit.reports.comparison import comparison_page, comparison_report
 from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown
-from precaudit.reports.summary import _percent as percent
 from precaudit.reports.summary import local_sentence
 from precaudit.reports.terminal import print_report
 from precaudit.reports.tokens import quote_tokens
 from precaudit.reports.worst import explained_by
+from precaudit.schema.digits import error_share
 from precaudit.schema.selection import Selection
 from tests.helpers.runs import everything, record
 
@@ -200,10 +200,10 @@ def test_weights_in_other_formats_are_told_by_the_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.9999, "99.99 %"), (0.5, "50 %"), (0.0, "none of it"), (-0.4, "none of it")]
+    ("share", "text"), [(1.0, "100 %"), (0.9999, "99.9 %"), (0.5, "50 %"), (0.0, "none of it"), (-0.4, "none of it")]
 )
 def test_a_share_is_between_none_and_all(share, text):
-    assert percent(share) == text
+    assert error_share(share) == text
 
 
 def test_other_weights_within_rounding_are_not_called_fine(runs):

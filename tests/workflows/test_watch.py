@@ -147,6 +147,7 @@ def test_a_name_that_is_not_called_has_the_nearest(tmp_path, capsys):
     ("words", "says"),
     [
         (["nowhere"], "nowhere: no such command"),
+        ([SERVE], "it is a script: precaudit watch -- python "),
         ([PYTHON], "runs no script"),
         ([PYTHON, "-c", "1"], "runs no script"),
         ([PYTHON, "nowhere.py"], "nowhere.py: no such file"),
