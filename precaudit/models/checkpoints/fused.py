@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precaudit.models.checkpoints.tensors import ALL, Tensors
+from precaudit.models.checkpoints.tensors import ALL, Tensors, read_rows
 from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
 
@@ -52,6 +52,14 @@ class SplitTensors:
             return self.inner.read_tensor(name)
         stored, rows = self.parts[name]
         return self.inner.read_tensor(stored)[rows]
+
+    def read_rows(self, name: str, rows: slice) -> Array:
+        """Return some rows of a tensor, or of a part."""
+        if name not in self.parts:
+            return read_rows(self.inner, name, rows)
+        stored, own = self.parts[name]
+        inside = range(own.start, own.stop)[rows]
+        return read_rows(self.inner, stored, slice(inside.start, inside.stop))
 
     def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return FP64 values before rounding, None where nothing was rounded."""

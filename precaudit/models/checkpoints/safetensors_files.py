@@ -151,13 +151,24 @@ class SafetensorsFiles:
         """Every tensor's shape."""
         return {name: e.shape for name, e in self.entries.items()}
 
+    def read_rows(self, name: str, rows: slice) -> Array:
+        """Return a read-only view of some rows, one after another: of a file in a bucket their bytes alone are read."""
+        entry = self.entries[name]
+        first, last, _ = rows.indices(entry.shape[0])
+        each, count = (entry.end - entry.begin) // max(1, entry.shape[0]), max(0, last - first)
+        part = TensorEntry(
+            entry.dtype, (count, *entry.shape[1:]), entry.begin + first * each, entry.begin + (first + count) * each
+        )
+        return self._read(self.where[name], part)
+
     def read_tensor(self, name: str) -> Array:
         """Return a read-only view of the file."""
-        entry = self.entries[name]
+        return self._read(self.where[name], self.entries[name])
+
+    def _read(self, path: Path, entry: TensorEntry) -> Array:
         dtype = _dtype(entry.dtype)
         if prod(entry.shape) == 0:
             return np.zeros(entry.shape, dtype)
-        path = self.where[name]
         if path not in self._maps:
             self._maps[path] = np.asarray(np.memmap(path, np.uint8, "r"))
         bring(path, entry.begin, entry.end)

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from precaudit.errors import UserError
-from precaudit.models.checkpoints.tensors import ALL, Tensors, row_blocks
+from precaudit.models.checkpoints.tensors import ALL, Tensors, read_rows, row_blocks
 from precaudit.numbers.arrays import Array, as_format, widen
 from precaudit.numbers.formats import FORMATS
 
@@ -59,6 +59,10 @@ class ScaledTensors:
         for rows in row_blocks(out.shape):
             out[rows] = self._product(name, rows).astype(np.float32).astype(out.dtype)
         return out
+
+    def read_rows(self, name: str, rows: slice) -> Array:
+        """Return some rows of a tensor; one that has a scale is read whole."""
+        return self.read_tensor(name)[rows] if name in self.scales else read_rows(self.inner, name, rows)
 
     def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the product in FP64 where rounding it changed any element."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -52,6 +52,22 @@ class Tensors(Protocol):
     def original(self, name: str, rows: slice = ALL, /) -> Array | None:
         """Return FP64 values of ``rows`` before rounding to the model's format; None where nothing was rounded."""
         ...
+
+
+@runtime_checkable
+class TensorsByRows(Protocol):
+    """What a reader offers beside these where it reads some rows of a tensor without the others."""
+
+    def read_rows(self, name: str, rows: slice, /) -> Array:
+        """Return some rows of a tensor."""
+        ...
+
+
+def read_rows(tensors: Tensors, name: str, rows: slice = ALL) -> Array:
+    """Return some rows of a tensor as the model uses them: no others are read, where the reader can read rows."""
+    if rows != ALL and isinstance(tensors, TensorsByRows):
+        return tensors.read_rows(name, rows)
+    return tensors.read_tensor(name)[rows]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ ALIGNED = 64  # bytes, for which XLA asks on a CPU
 
 def parameters(
     config: DecoderConfig,
-    read: Callable[[str], Array],
+    read: Callable[[str, slice], Array],
     integers: Integers,
     activations: DTypeLike,
     place: Place,
@@ -31,8 +31,8 @@ def parameters(
 ) -> Parameters:
     """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` where ``place`` says.
 
-    ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
-    narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
+    ``read`` returns rows of a tensor by checkpoint name, ``integers`` its integers and scales where it is held so.
+    Tensors narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
     ``place`` returns a device, or how an array of a name and a shape is cut over several: each part is read by itself.
     """
     expected = model_tensors(config)
@@ -43,9 +43,9 @@ def parameters(
         if integers(each[0][0]) is not None:
             width = expected[each[0][0]][1]
             return _integers(each, names.shape[:-1], integers, width, partial(place, ours))
-        first = [read(name) for name in each[0]]
+        first = [read(name, slice(0, 0)) for name in each[0]]
         dtype = reduce(common_dtype, [part.dtype for part in first], activations)
-        edges = [0, *np.cumsum([len(part) for part in first]).tolist()]
+        edges = [0, *np.cumsum([expected[name][0] for name in each[0]]).tolist()]
         leading, inner = names.shape[:-1], first[0].shape[1:]
 
         def read_part(rows: slice, columns: tuple[slice, ...]) -> Array:
@@ -57,8 +57,8 @@ def parameters(
                 for start, end, name in zip(edges, edges[1:], parts, strict=False):
                     a, b = max(start, low), min(end, high)
                     if a < b:
-                        part = read(name)
-                        out[i, a - low : b - low] = part[(slice(a - start, b - start), *columns)]
+                        part = read(name, slice(a - start, b - start))
+                        out[i, a - low : b - low] = part[(slice(None), *columns)]
                         release(part)
             return out.reshape(leading + out.shape[1:])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from precaudit.errors import UserError
@@ -10,6 +10,7 @@ from precaudit.interpreters.tpu.target import Target, check_policy
 from precaudit.interpreters.tpu.target import mesh as target_mesh
 from precaudit.mirrors import takes_urls
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
+from precaudit.models.checkpoints.tensors import read_rows
 from precaudit.models.configs import DecoderConfig, with_window
 from precaudit.models.jax_decoder import Decoder, Parts
 from precaudit.models.jax_decoder.arithmetic import Arithmetic, check_device
@@ -79,7 +80,7 @@ class Subject(ServedModel):
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
         tensors = self.checkpoint
-        read, integers = tensors.tensors.read_tensor, tensors.integers
+        read, integers = partial(read_rows, tensors.tensors), tensors.integers
         place = self.layout.parameter if self.layout is not None else self._on_device
         return parameters(self.config, read, integers, activations, place, self.policy.fused)
 
