@@ -36,10 +36,11 @@ def command(program: str, filters: "Filters", rename: Path | None, taps: Which, 
     from precaudit.recording.opening import holds_run
     from precaudit.recording.programs.loading import load_program, rename_points
     from precaudit.recording.programs.planning import points
+    from precaudit.recording.runs.sketched import is_sketched
     from precaudit.reports.points import entries_report, recorded_entries
 
     require_one_run(Path(program), "points")
-    if holds_run(program):
+    if holds_run(program) or is_sketched(program):
         every = recorded_entries(Path(program))
     else:
         of = load_program(program) if rename is None else rename_points(load_program(program), rename)

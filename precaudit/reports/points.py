@@ -10,6 +10,7 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.recording.opening import open_any
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.recording.runs.reader import Run
+from precaudit.recording.runs.sketched import is_sketched, sketches_in
 from precaudit.reports import fitting
 from precaudit.reports.report import Report, Section
 from precaudit.schema.graphs.decoder import POINTS
@@ -20,6 +21,9 @@ WORD = 4  # bytes of what rows are hashed or summed to
 
 def recorded_entries(folder: Path) -> dict[str, Sequence[ProgramPoint]]:
     """Return the points that a run of a program or a model holds, by entry point or phase; raises UserError."""
+    if is_sketched(folder):
+        runs = sketches_in(folder).items()
+        return {f"{name} {one.record.entry}".strip(): one.record.points for name, run in runs for one in run.entries}
     run = open_any(folder, partial=True)
     if isinstance(run, Opened):
         return {one.record.entry: one.record.points for one in run.entries}
@@ -53,11 +57,13 @@ def entries_report(entries: Mapping[str, Sequence[ProgramPoint]]) -> Report:
 
 def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
     """Return the report of what would be recorded of a program's entry point: its points in its order."""
-    rows = []
+    every = []
     for p in points:
         nbytes = prod((*p.stacked, *p.shape)) * (FORMATS[p.dtype].itemsize if p.dtype in FORMATS else WORD)
         steps = "×".join(map(str, p.stacked))
-        rows.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
-    columns = ("point", "steps", "shape", "format", "bytes", "primitive", "at")
+        every.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
+    names = ("point", "steps", "shape", "format", "bytes", "primitive", "at")
+    filled = [i for i in range(len(names)) if not every or any(row[i] for row in every)]  # of a model no line is known
+    columns, rows = (tuple(names[i] for i in filled), [tuple(row[i] for i in filled) for row in every])
     table = fitting.Table(title, columns, tuple(rows), ("point", "format", "primitive", "at"))
     return Report(None, (Section(tables=(table,)),), records=points)

@@ -22,6 +22,7 @@ from precaudit.progress import Progress
 from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.references.comparison.compare import CompareOptions
 from precaudit.reports.cards import WIDE, card_text
+from precaudit.reports.points import recorded_entries
 from precaudit.schema.frames import ERRORS, SCOPED, errors_frame
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
@@ -331,6 +332,9 @@ def test_sketches_of_a_model_are_a_run_for_each_length(tmp_path):
     assert len(runs) == 2
     found = precaudit.compare(tmp_path / "a", tmp_path / "a")
     assert {r.case for r in found.records} == {"p0", "p1", "p2"}
+    listed = recorded_entries(tmp_path / "a")
+    assert {name.partition("-")[0] for name in listed} == {"tokens"}
+    assert all({p.name for p in its} >= {"q"} for its in listed.values())
     with pytest.raises(UserError, match="trace of a model with sketch= takes no 'batch'"):
         precaudit.trace("tiny", tmp_path / "b", ["x = 1"], batch=2, sketch=8)
 
