@@ -67,6 +67,8 @@ ENTRY %main (a: f32[2,4]) -> f32[2,4] {{
         ("bf16", "jit(f)/product.3/dot_general", {"product.3": SplitSum(parts=2, summed="float32")}),
         ("bf16", "jit(f)/(product.1/dot_general:product.3/dot_general)",
          {"product.3": SplitSum(parts=2, summed="float32")}),
+        ("bf16", "jit(f)/(product.2/dot_general:transpose(jvp(product.3))/dot_general)",  # a gradient's
+         {"product.3": SplitSum(parts=2, summed="float32")}),
         ("f32", "jit(f)/product.3/dot_general", {}),  # parts that nothing rounds
         ("bf16", "jit(f)/shard_map/psum", {}),  # of the program's own, which names its parts
     ],

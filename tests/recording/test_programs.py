@@ -26,7 +26,7 @@ from precaudit.judging.rules import judge
 from precaudit.recording.programs.loading import is_reference, load_program
 from precaudit.recording.programs.planning import points
 from precaudit.recording.programs.preparing import prepare_program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
 from precaudit.references.comparison.between import compare_runs
@@ -890,3 +890,22 @@ def test_a_callback_that_raises_is_the_users_error(tmp_path):
     program = Program(call, jnp.eye(4), {"a": (jnp.ones((3, 4)),)}, outputs=None)
     with pytest.raises(UserError, match=r"^a, call 0: the program does not run: ZeroDivisionError: of \(3, 4\)$"):
         trace_program(program, tmp_path / "run")
+
+
+def test_a_run_that_asks_no_more_leaves_out_the_program_without_taps(tmp_path):
+    """It is compiled and run for what taps change, which ``same`` does not ask."""
+    compiled = []
+
+    def call(w, x):
+        compiled.append(isinstance(x, jax.core.Tracer))
+        return jnp.tanh(x @ w)
+
+    w, x = np.ones((4, 4), np.float32), np.ones((2, 4), np.float32)
+    counts = []
+    for unchecked in (False, True):
+        compiled.clear()
+        program = Program(call, w, {"a": (x,)}, outputs="out")
+        opened = trace_program(program, tmp_path / str(unchecked), options=ProgramTraceOptions(unchecked=unchecked))
+        counts.append(len(compiled))
+        assert opened.record.neutrality[0].case == "a"
+    assert counts[1] == counts[0] - 1

@@ -25,7 +25,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.preparing import error_text
 from precaudit.recording.programs.program import OUTPUT, OUTPUT_LOGITS, Program
-from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.alignment.vectors import Vectors
 from precaudit.references.traced.forward import NotChained
@@ -38,6 +38,7 @@ from precaudit.schema.records.base import json_number, value
 ONE_VALUE = 1e-9  # of a row's norm, that FP64 leaves between two ways of one formula
 CONSTANT = 1e-6  # of a row's norm, that constants held in float32 by one of them leave
 BY_FAR = 0.5  # of the distance of rows from where else they may begin: rows of other tokens are all as far
+ALONE = ProgramTraceOptions(unchecked=True)  # nothing here asks what taps change
 UNNAMED = "out"  # output of a program that names none and returns one array
 
 
@@ -70,7 +71,7 @@ def same_formula(
         runs = []
         for i, x in enumerate(both):
             program = x.program.some(asked)
-            runs.append((trace_program(program, Path(folder) / str(i), tell=tell), program))
+            runs.append((trace_program(program, Path(folder) / str(i), options=ALONE, tell=tell), program))
         return tuple(_of_case(both, runs, case, rows, tell) for case in asked)
 
 

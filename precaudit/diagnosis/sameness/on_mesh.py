@@ -26,7 +26,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.references.comparison.exact import tapped_jaxpr
 
 MOST_BYTES = 1 << 28  # of a program's inputs in FP64: the values of all ranks are held
-SECONDS = 90.0  # of a search
+SECONDS = 90.0  # of CPU time of a search: what is found does not depend on what else runs
 ROUNDS = 4  # mistakes of one program
 BEYOND = 8  # places that are looked at behind the first that has a cause: one that is simpler may be there
 FEW_TIMES = 4  # that one line makes an equation: a sum that goes round a ring, not every layer
@@ -158,7 +158,7 @@ def causes_on_meshes(programs: Sequence[str], seen: Sequence[Observed], calls: S
 
 def _causes(name: str, again: Again, target: Values) -> list[MeshCause]:
     """Return mistakes that make a program another one: undone together they make all outputs the other's."""
-    ends, found = time.monotonic() + SECONDS, list[Candidate]()
+    ends, found = time.process_time() + SECONDS, list[Candidate]()
     while len(found) < ROUNDS and not (found and found[-1].whole):
         now, seen, kept = again.values(_changes(found))
         search = Search(again, kept, _changes(found), target.marks[~known(target.marks, now.marks)], target, ends)
@@ -225,7 +225,7 @@ class Search(NamedTuple):
         since = 0
         for place in places:
             since += bool(found) and bool(place.mends)
-            if since > BEYOND or time.monotonic() > self.ends:
+            if since > BEYOND or time.process_time() > self.ends:
                 break
             if not any(key in self.changes for key in place.keys):
                 found += filter(None, (self.tried(place, repair) for repair in place.mends))

@@ -1,5 +1,6 @@
 """Products whose terms lie on several devices: in how many parts a compiled program makes each, and how they add."""
 
+import re
 from collections.abc import Iterator
 
 from precaudit.interpreters.jaxpr.products import label_in
@@ -21,7 +22,8 @@ def split_sums(module: Module) -> dict[str, SplitSum]:
     found: dict[str, set[SplitSum]] = {}
     for added, operand, split in _rounded_parts(module):
         label = label_in(operand.op_name) or label_in(added.op_name)
-        if label and f"{label}/" in added.op_name:  # a psum of the program's adds values that it names
+        named = rf"{re.escape(label)}\)*/"  # a gradient's: transpose(jvp(product.4))/dot_general
+        if label and re.search(named, added.op_name):  # a psum of the program's adds values that it names
             found.setdefault(label, set()).add(split)
     return {label: next(iter(each)) for label, each in sorted(found.items()) if len(each) == 1}
 

@@ -13,20 +13,18 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, enough_memory
-from precaudit.interpreters.gpu import units as gpu
 from precaudit.interpreters.jaxpr.bounded import MORE
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.interpreters.jaxpr.sites import STATE, unique_names
 from precaudit.interpreters.jaxpr.sketches import with_sketches
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import capturing
-from precaudit.interpreters.tpu import units as tpu
-from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.target import Target
 from precaudit.progress import Advance, silent
+from precaudit.recording.programs.disturbance import note_disturbance, outputs_apart
 from precaudit.recording.programs.entries import first_inputs
 from precaudit.recording.programs.planning import WHOLE_PROGRAM, Planned, ProgramSelection, entry_run, plan, size_of
-from precaudit.recording.programs.preparing import code_hash, error_text, jit_for, next_inputs, partitioned_sums
+from precaudit.recording.programs.preparing import code_hash, error_text, jit_for, next_inputs
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
 from precaudit.recording.programs.writing import CallWriter
@@ -41,17 +39,11 @@ from precaudit.recording.runs.programs import (
 )
 from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import (
-    PredictedProgram,
     assumptions,
-    compare_predictions,
-    compiler_output,
     device_name,
 )
 from precaudit.schema.digits import digits
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.base import json_number
-from precaudit.schema.records.devices import Way
-from precaudit.schema.records.runs import Prediction
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,8 @@ class ProgramTraceOptions:
     ``target``: a TPU that is not here, as which the program is run (None: JAX's device). ``strict``: compiled without
     excess precision; the run's warnings say what that changes. ``resume``: go on with a run that was cut off; the cases
     that it holds whole are not run again. ``sketch``: keep no tensors, and of each what the program makes of it
-    (``interpreters/jaxpr/sketches.py``), with so many projections.
+    (``interpreters/jaxpr/sketches.py``), with so many projections. ``unchecked``: the program without taps is not run
+    beside it, so that the run does not say whether taps change its outputs.
     """
 
     reference: str = ""
@@ -71,6 +64,7 @@ class ProgramTraceOptions:
     strict: bool = False
     resume: bool = False
     sketch: int | None = None
+    unchecked: bool = False
 
 
 @enough_memory()
@@ -121,7 +115,7 @@ def trace_program(
         writer.hosts.agree("what goes on", {"the cases that are there": ", ".join(n.case for n in record.neutrality)})
     writer.manifest(record)
     writer.begin()
-    done = _record(_Running(program, planned, record, target, options.strict), writer, tell)
+    done = _record(_Running(program, planned, record, target, options.strict, options.unchecked), writer, tell)
     writer.finish(msgspec.structs.replace(done, finished=_now()))
     return open_program_run(folder, options.sketch is not None)
 
@@ -135,6 +129,7 @@ class _Running:
     record: ProgramRun
     target: Target | None
     strict: bool
+    unchecked: bool
 
     def functions(self, one: Planned) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return an entry point compiled with taps, and without."""
@@ -227,7 +222,9 @@ def _case(
                 if number_of == 0:
                     if strict and not found.strictly:
                         found.strictly = (_strictly(case, jit_for(entry.call, None)(*given), one.bare(*given)),)
-                    found.notes[entry.entry] = _note_disturbance(case, one.captured, one.bare, given, out)
+                    found.notes[entry.entry] = note_disturbance(
+                        case, one.captured, None if run.unchecked else one.bare, given, out
+                    )
                 found.hashes |= writer.write(record, (case, number_of), inputs, held, entry.named_outputs(out))
                 done += 1
                 tell(done, f"{case}, {record.phase} {number_of}")
@@ -236,21 +233,6 @@ def _case(
     hashes, found.bytes = writer.end(case)
     found.hashes |= hashes
     return found
-
-
-def _note_disturbance(
-    case: str, captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], out: jax.Array
-) -> Disturbance:
-    """Return what tapping did to a case's outputs, and how each product of the program with taps is made."""
-    text = compiler_output(captured, given, jax.default_backend())
-    noted = _disturbance(case, out, bare(*given), compare_predictions(captured, given, bare, given))
-    split = {} if not _is_on_several(out) else partitioned_sums(captured, given)
-    return msgspec.structs.replace(noted, made={} if text is None else _ways_by_label(text, captured), split=split)
-
-
-def _is_on_several(out: object) -> bool:
-    """Whether outputs lie on several devices."""
-    return any(len(x.sharding.device_set) > 1 for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
 
 
 def _not_finite(program: Program) -> tuple[str, ...]:
@@ -282,12 +264,6 @@ def _aside(names: Iterable[str]) -> tuple[str, ...]:
     """Return a note of taps that hold no floats, where there are any."""
     found = dict.fromkeys(names)
     return (f"taps without floats are no points: {', '.join(found)}",) if found else ()
-
-
-def _ways_by_label(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:
-    """Return how each product of a compiled program is made, by its label: a TPU's, predicted ones too, or a GPU's."""
-    on_gpu = jax.default_backend() == "gpu" and not isinstance(captured, PredictedProgram)
-    return gpu.ways_by_label(text) if on_gpu else tpu.ways_by_label(text)
 
 
 def _ran(
@@ -324,27 +300,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat("T", "seconds")
 
 
-def _disturbance(case: str, captured: jax.Array, bare: jax.Array, expected: Prediction | None) -> Disturbance:
-    """Compare a case's outputs with those of the program without taps."""
-    off = _apart(captured, bare)
-    return Disturbance(case=case, bitwise=off is None, max_diff=json_number(off or 0.0), predicted=expected)
-
-
 def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:
     """Return what a program's outputs are without excess precision beside those with it, in words."""
-    off = _apart(strict, usual)
+    off = outputs_apart(strict, usual)
     apart = (
         "has the same bits"
         if off is None
         else f"differs by up to {digits(off)} in {case}: declared roundings are left out"
     )
     return f"{STRICTLY} (--strict); with it, by XLA's default, the output {apart}"
-
-
-def _apart(ours: jax.Array, theirs: jax.Array) -> float | None:
-    """Return the largest difference of two sets of outputs; None where all bits are the same."""
-    pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
-    if all(a.tobytes() == b.tobytes() for a, b in pairs):
-        return None
-    sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]
-    return max(sizes)
