@@ -100,8 +100,6 @@ exam-written: .venv/test
 
 mesh: .venv/test
 	$(BIN)/python -m exams.mesh
-	$(BIN)/python -m exams.mesh_widths
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/recording/test_two_processes.py
 
 families: .venv/test
 	$(BIN)/python -m exams.families --all
@@ -143,7 +141,7 @@ cut-written: .venv/test
 	$(BIN)/python -m exams.exam_written --part today/28
 
 cut-mesh: .venv/test
-	$(BIN)/python -m exams.mesh --part today/28
+	$(BIN)/python -m exams.mesh --kinds correct,mistake --jobs 1 --part today/28
 
 cut-programs: .venv/test
 	$(BIN)/python -m exams.programs --only examples/ --part today/28

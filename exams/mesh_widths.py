@@ -7,6 +7,7 @@ Pooled over all recorded rows; × those of one chip. Run: python -m exams.mesh_w
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 
 WIDTHS = {"tiny": (1, 2, 4), "smollm2": (1, 3)}  # that divide the heads and the MLP's width
+MODELS = ("tiny",)  # of the exam
 SUMS = tuple(name for name, point in POINTS.items() if point.shares_terms)
 PROMPTS = ("s1_fact", "s2_code", "p5_ba")
 STEPS = 4
@@ -29,48 +31,49 @@ Sizes = dict[tuple[str, str], float]
 
 
 def main() -> int:
+    """Print rows; return 1 where a verdict is no pass."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="tiny", help="of " + ", ".join(WIDTHS))
+    parser.add_argument("--models", default=",".join(MODELS), help="of " + ", ".join(WIDTHS))
     parser.add_argument("--target", default="v5e:2x2", help="which TPU, and its chips")
     parser.add_argument("--policy", default="bf16")
     parser.add_argument("--prompts", default=",".join(PROMPTS), help="ids of shipped prompts")
     given = parser.parse_args()
-    print(
-        f"{'model':8} {'chips':5} {'added in':9} {'phase':8}",
-        *(f"{name:>17}" for name in (*SUMS, LOGITS)),
-        "  verdicts",
-    )
-    wrong = 0
+    wrong, columns = 0, " ".join(f"{name:>17}" for name in (*SUMS, LOGITS))
+    print(f"{'model':8} {'chips':5} {'added in':9} {'phase':8} {columns}   verdicts")
     for model in given.models.split(","):
-        one: Sizes = {}
-        for width in WIDTHS[model]:
-            with tempfile.TemporaryDirectory() as folder:
-                how = (model, given.policy, given.target, width, given.prompts.split(","))
-                wrong += row(model, width, recorded(Path(folder), *how), one)
+        for what, right, text in width_rows(model, given.target, given.policy, given.prompts.split(",")):
+            print(what, text, flush=True)
+            wrong += not right
     print(f"{wrong} with a verdict that is no pass")
     return 1 if wrong else 0
 
 
-def row(model: str, width: int, found: Comparison, one: Sizes) -> bool:
-    """Print a width's rows, beside those of one chip, which come first; return whether a verdict is no pass."""
-    counts = gate(found).counts
-    splits = [s for n in found.run.record.neutrality for ways in (n.split or {}).values() for s in ways]
-    added = ", ".join(sorted({s.summed for s in splits})) or "-"
-    for phase in ("prefill", "decode"):
-        sizes = {(phase, name): error(found, phase, name) for name in (*SUMS, LOGITS)}
-        one.update({key: size for key, size in sizes.items() if key not in one})
-        told = (f"{size:8.1e} ({size / one[key]:4.2f} ×)" for key, size in sizes.items())
-        verdicts = ", ".join(f"{n} {status}" for status, n in counts.items())
-        print(f"{model:8} {width:5} {added:9} {phase:8}", *told, f"  {verdicts}", flush=True)
-    return any(status != "pass" for status in counts)
+def width_rows(
+    model: str, target: str = "v5e:2x2", policy: str = "bf16", prompts: Sequence[str] = PROMPTS
+) -> Iterator[tuple[str, bool, str]]:
+    """Yield a model's widths and phases, whether all verdicts pass, and errors beside those of one chip, the first."""
+    one: Sizes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for width in WIDTHS[model]:
+            found = recorded(Path(folder), model, policy, target, width, prompts)
+            counts = gate(found).counts
+            splits = [s for n in found.run.record.neutrality for ways in (n.split or {}).values() for s in ways]
+            added = ", ".join(sorted({s.summed for s in splits}))
+            verdicts = ", ".join(f"{n} {status}" for status, n in counts.items())
+            for phase in ("prefill", "decode"):
+                sizes = {(phase, name): error(found, phase, name) for name in (*SUMS, LOGITS)}
+                one.update({key: size for key, size in sizes.items() if key not in one})
+                told = (f"{size:8.1e} ({size / one[key]:4.2f} ×)" for key, size in sizes.items())
+                what = f"{model:8} {width:5} {added or '-':9} {phase:8}"
+                yield what, set(counts) == {"pass"}, f"{' '.join(told)}   {verdicts}"
 
 
-def recorded(folder: Path, model: str, policy: str, target: str, width: int, prompts: list[str]) -> Comparison:
+def recorded(folder: Path, model: str, policy: str, target: str, width: int, prompts: Sequence[str]) -> Comparison:
     """Trace some prompts as so many chips would, and compare."""
     chosen = [p for p in shipped_prompts() if p.id in prompts]
     points = ",".join(("q", "k", "v", "attn_out", *SUMS, f"{LOGITS}:all"))
     run = trace(
-        load(model, policy, device=f"tpu-predicted:{target}", mesh=f"model={width}"), folder / "run", chosen,
+        load(model, policy, device=f"tpu-predicted:{target}", mesh=f"model={width}"), folder / f"run-{width}", chosen,
         Selection.parse(points=points, phases="prefill,decode"), TraceOptions(STEPS),
     )  # fmt: skip
     return compare(run, options=CompareOptions(accum=(), cache=folder / "references"))

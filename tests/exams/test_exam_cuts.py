@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import product
 
 import pytest
 
@@ -25,8 +26,8 @@ KINDS = {
     "mistakes": (exam_diagnose.mistakes(), "exam_diagnose"), "pairs": (exam_diagnose.pairs(), "exam_diagnose"),
     "rewrites": (exam_diagnose.rewrites(), "exam_diagnose"), "written": (exam_written.rows(), "exam_written"),
     "twins": (exam_written.twins(), "exam_written"),
-    "sharded programs": (list(mesh.honest_cells()), "mesh"),
-    "mistakes of meshes": (list(mesh.mistaken_cells()), "mesh"),
+    "sharded programs": ([c for c in mesh.cells() if c.kind == "correct"], "mesh"),
+    "mistakes of meshes": ([c for c in mesh.cells() if c.kind == "mistake"], "mesh"),
     "examples": (list(programs.programs("examples/")), "programs"),
 }  # fmt: skip
 
@@ -124,6 +125,27 @@ def test_an_alarm_of_calibrate_is_exit_code_1_and_is_not_kept(alarms, code, tmp_
     monkeypatch.setattr(sys, "argv", ["calibrate", "--anew", "--part", "7/250"])
     assert calibrate.main() == code
     assert not list(tmp_path.iterdir())
+
+
+def test_the_exam_of_meshes_has_every_form_format_and_mistake_on_every_mesh():
+    """Issue 47, M2: correct programs of three formats, and at least 12 mistakes on 3 meshes."""
+    every = mesh.cells()
+    correct = {(c.name, c.dtype, c.mesh) for c in every if c.kind == "correct"}
+    assert correct == set(product(mesh.CORRECT, mesh.FORMATS, mesh.MESHES))
+    assert len(mesh.CORRECT) == 12
+    mistakes = {name: {c.mesh for c in every if c.kind == "mistake" and c.name == name} for name in mesh.MISTAKES}
+    assert sum(meshes == {*mesh.MESHES} for meshes in mistakes.values()) >= 12
+    assert {c.kind for c in every} == {*mesh.KINDS}
+
+
+@pytest.mark.parametrize(("right", "code"), [((True, True), 0), ((True, False), 1), ((), 1)])
+def test_a_wrong_row_of_the_exam_of_meshes_is_exit_code_1_and_so_is_none(right, code, monkeypatch, capsys):
+    told = [("a", x, "said") for x in right]
+    monkeypatch.setattr(mesh, "answers", lambda asked, _: ((c, told[i : i + 1], 1.0) for i, c in enumerate(asked)))
+    monkeypatch.setattr(mesh, "cells", lambda: [mesh.Cell("correct", str(x)) for x in right])
+    monkeypatch.setattr(sys, "argv", ["mesh", "--kinds", "correct"])
+    assert mesh.main() == code
+    assert f"{len(right)} rows of correct, {right.count(False)} wrong" in capsys.readouterr().out
 
 
 MISSING = {"guided": "atheris"}  # what a script needs that the tests do not install
