@@ -14,7 +14,7 @@ from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import PAIRS, ProgramRun
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.records.lines import encode, read_lines, read_record
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 
@@ -51,7 +51,7 @@ def failing(source: Path, target: Path) -> None:
 
 def copy(source: Path, target: Path, count: int) -> int:
     """Write a compared run, of a model or of a program, with at least ``count`` error records; return how many."""
-    some = read_lines(source / "errors.jsonl", ErrorRecord)
+    some = read_lines(source / "errors.jsonl", ERROR_KINDS)
     times = -(-count // len(some))
     target.mkdir(parents=True)
     _write(target / "errors.jsonl", some, "prompt", times)

@@ -25,7 +25,9 @@ from exams.cut import add_part
 from exams.mistakes import MISTAKES
 from exams.written import EXAMPLES, NNX, OWN, Edits, Written, text
 from precaudit.references.mapped import Names
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records.errors import EmulatedError, ForwardError
 
 DECODERS = {"own_decoder": OWN, "nnx_decoder": NNX}
 STEPS = 4
@@ -103,7 +105,9 @@ def asked(folder: Path, decoder: str, w: Written, mistaken: bool = True) -> Cell
     f = made.findings[0] if made.findings else None
     own = {seen(entry).partition("#")[0]: point for point, entry in shown.items()}
     noted = dict.fromkeys(
-        (own.get(e.point.partition("#")[0], e.point), "format", e.narrow.cause) for e in errors if e.narrow is not None
+        (own.get(e.point.partition("#")[0], e.point), "format", e.narrow.cause)
+        for e in of_kinds(errors, EmulatedError, ForwardError)
+        if e.narrow is not None
     )
     found = None if f is None else (own.get(f.point.partition("#")[0], f.point), f.kind, f.cause)
     says = "; ".join(f"{f.point} of {f.layer}: {f.says}" for f in made.findings) or "; ".join(made.notes)

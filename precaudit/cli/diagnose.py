@@ -183,14 +183,14 @@ def _across(found: Any, subjects: dict[Any, Any], model: str | None, cache: Path
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.mesh import across_report
     from precaudit.schema.meshes import recorded_mesh
-    from precaudit.schema.records.errors import ErrorRecord
+    from precaudit.schema.records.errors import ERROR_KINDS
     from precaudit.schema.records.lines import read_lines
 
     if not subjects:
         say("Sharding: unknown: the program is not the shipped decoder", err=as_json)
         return 3
     recorded = Recorded.of(found.compared.run)
-    every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this selection and earlier ones
+    every = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)  # of this selection and earlier ones
     options = CompareOptions(accum=(), model=model, cache=cache)
     with progress_bar() as advance:
         ways = across_meshes(recorded, every, list(subjects), subjects.pop, options, advance)
@@ -209,7 +209,6 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     from precaudit.references.textbook.formula import recorded_program
     from precaudit.reports.diagnosis import invariances
     from precaudit.schema.records.devices import device_kind
-    from precaudit.schema.records.errors import ErrorRecord
     from precaudit.schema.records.lines import read_lines
 
     recorded = Recorded.of(found.compared.run)
@@ -222,9 +221,10 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
         say(f"Invariance: unknown: {lacks}", err=as_json)
         return 3
     from precaudit.diagnosis.evidence.invariance import invariance
+    from precaudit.schema.records.errors import ERROR_KINDS
 
     with progress_bar() as advance:
-        every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this selection and earlier ones
+        every = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)  # of this selection and earlier ones
         ways = invariance(recorded, subject, every, advance)
     for line in invariances(ways):
         say(line, err=as_json)

@@ -6,14 +6,14 @@ from precaudit.diagnosis.evidence.records import Finding
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import SumError
 
 CAUSE = "its sums are not what its inputs give"
 NOT_FINITE = "not finite"
 ALIGNED = 0.9  # cosine of an error and its values from which one factor makes it
 
 
-def by_sums(e: ErrorRecord, fails: str, more: str, shared: dict[str, Any]) -> Finding:
+def by_sums(e: SumError, fails: str, more: str, shared: dict[str, Any]) -> Finding:
     """Return the finding of a record of sums that fails: an operation and a size, no cause."""
     held = shared | {"fails": fails}
     if e.nonfinite:
@@ -26,7 +26,7 @@ def by_sums(e: ErrorRecord, fails: str, more: str, shared: dict[str, Any]) -> Fi
     return Finding(kind="unknown", cause=CAUSE, says=says, explained=None, equal=None, second=None, **held)
 
 
-def _made_of(e: ErrorRecord) -> str:
+def _made_of(e: SumError) -> str:
     """Return what the sums have to be, in words: what its inputs give, or every operation from an earlier one on."""
     if e.inherits is not None:
         return f"every operation from {e.inherits} to it gives"

@@ -39,7 +39,7 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import declared_policy, held_weights
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, StateError
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
 
@@ -115,7 +115,7 @@ def diagnose(
         v
         for v in bad
         if v.kind in ("local", "sums")
-        or records[("state", *v.place)].mismatched
+        or _differing(records[("state", *v.place)])
         or not (v.prompt in made and made[v.prompt] <= v.depth)
     ]
     model = _model(recorded, options)
@@ -186,6 +186,10 @@ def _flips(recorded: Recorded, options: CompareOptions) -> str | None:
     rows = flips(recorded, recorded.config, weights, options.cache, sigma)
     steps = recorded.requested.decode_steps + 1 if "decode" in recorded.requested.phases else 0
     return flips_sentence(rows, steps)
+
+
+def _differing(e: ErrorRecord) -> bool:
+    return isinstance(e, StateError) and bool(e.mismatched)
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:

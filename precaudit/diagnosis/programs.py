@@ -53,11 +53,12 @@ from precaudit.references.names_map import Names
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.schema.brief import Brief
 from precaudit.schema.digits import digits
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, calls_text
 from precaudit.schema.records.base import json_number, value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, LocalError
 from precaudit.schema.records.lines import write_lines
 
 
@@ -190,7 +191,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
     """Yield one finding for every point whose own segment leaves more than its equations' rounding."""
     points = {p.name: p for p in opened.record.points}
     source, calls = {name: p.source for name, p in points.items()}, opened.record.calls
-    known = {Place.of(e): t for e in errors if e.kind == "local" and (t := held_cause(e, points[e.point])) is not None}
+    known = {Place.of(e): t for e in of_kinds(errors, LocalError) if (t := held_cause(e, points[e.point])) is not None}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
         if v.kind == "local" and v.metric != "price":

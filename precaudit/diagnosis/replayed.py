@@ -32,7 +32,7 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import LAST, ORDER, Place, spans
 from precaudit.schema.policies import recorded_policy
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, StateError, SumError
 
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
 
@@ -70,9 +70,9 @@ def finding_of(
         "rel_l2": e.rel_l2,
         "worst": e.worst,
     }
-    if worst.kind == "state":
+    if isinstance(e, StateError):
         return _state(recorded, model, e, group, shared)
-    if worst.kind == "sums":
+    if isinstance(e, SumError):
         return by_sums(e, broken_limit(worst), record_more(recorded), shared)
     shared["fails"] = broken_limit(worst)
     never: tuple[Class, ...] = ("semantics",) if formula is not None and right_until(formula, worst.place) else ()
@@ -212,7 +212,7 @@ def _replay(
 
 
 def _state(
-    recorded: Recorded, model: Model, e: ErrorRecord, group: Sequence[Verdict], shared: dict[str, Any]
+    recorded: Recorded, model: Model, e: StateError, group: Sequence[Verdict], shared: dict[str, Any]
 ) -> Finding:
     """Say what a cache, or a layer's input, holds instead of the rows written, and at which steps."""
     place = Place.of(e)

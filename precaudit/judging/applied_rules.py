@@ -19,7 +19,7 @@ from precaudit.schema.filed import without_collector
 from precaudit.schema.limits import Limits
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ProductError
 
 JUDGED = ("local", "forward", "state", "formula", "product", "sums", "policy")
 
@@ -65,7 +65,7 @@ class Rules:
         if e.skipped is None:
             self.ran.add(e.point)
         stated = under(self.budgets, e.kind, e.phase, e.layer, e.point)
-        if e.kind == "product" and not stated:
+        if isinstance(e, ProductError) and not stated:
             self.free += held
             return None
         if held:
@@ -111,7 +111,7 @@ class Rules:
         if verdict is None or verdict.status in ("missing", "nonfinite", "not run"):
             return verdict
         stated = [v for b in its if (v := self._stated_verdict(e, b)) is not None]
-        if e.kind == "product" and verdict.status == "pass" and not stated:
+        if isinstance(e, ProductError) and verdict.status == "pass" and not stated:
             return None
         if verdict.status == "unknown":
             allowed = next((b for b in its if b.entry.unknown == "allow"), None)
@@ -146,5 +146,5 @@ class Rules:
     def _ratchet(self, e: ErrorRecord, metric: str, factor: float) -> float | None:
         """Return max(factor × baseline, 2 × pooled emulated error): noise alone must not break a ratchet."""
         line = self.baseline.lines.get(frozen_place(e)) if self.baseline is not None else None
-        now, ratio = value(getattr(e, metric)), value(e.ratio)
+        now, ratio = value(getattr(e, metric)), value(getattr(e, "ratio", None))
         return ratchet(getattr(line, metric, None), factor, 2 * now / ratio if ratio > 0 else 0.0)

@@ -15,7 +15,7 @@ from precaudit.judging.verdicts import Status
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import narrow_checks
 from precaudit.schema.records.base import Number, value
-from precaudit.schema.records.errors import Distribution, ErrorRecord
+from precaudit.schema.records.errors import Distribution, EmulatedError, ErrorRecord, ForwardError
 from precaudit.schema.selection import PHASES, parse_layers
 from precaudit.schema.toml import of_table, toml_bytes, toml_table
 
@@ -319,13 +319,14 @@ def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | No
         found = (e.scopes or {}).get(scope, {}).get(metric)
         return None if found is None else (value(found[0]), found[1])
     if metric in OF_POSITIONS:
-        return _worst_position(e.distribution, metric)
+        return _worst_position(getattr(e, "distribution", None), metric)
     if metric in ("excess", "componentwise"):
-        part = getattr(e.unexplained, metric, None)
+        part = getattr(getattr(e, "unexplained", None), metric, None)
         return None if part is None else (value(part[0]), part[1]) if metric == "componentwise" else (value(part), None)
     if metric == "price":
-        return next(((found, index) for _, _, found, _, index in narrow_checks(e)), None)
-    number = getattr(e, metric)
+        checks = narrow_checks(e) if isinstance(e, EmulatedError | ForwardError) else ()
+        return next(((found, index) for _, _, found, _, index in checks), None)
+    number = getattr(e, metric, None)
     size = None if number is None else value(number)
     return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)
 

@@ -7,7 +7,7 @@ from math import isfinite
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
 from precaudit.schema.records.devices import Way
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, LocalError
 
 Ways = Mapping[str, Sequence[Way]]
 
@@ -34,7 +34,7 @@ class Sizes:
 
     def add(self, e: ErrorRecord) -> None:
         """Look at a record."""
-        if e.kind in ("forward", "local") and e.rel_l2 is not None:
+        if isinstance(e, ForwardError | LocalError) and e.rel_l2 is not None:
             size = value(e.rel_l2)
             if isfinite(size) and size > self._largest.get(e.kind, (-1.0, None))[0]:
                 self._largest[e.kind] = size, Place.of(e)

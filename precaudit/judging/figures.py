@@ -2,21 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 from math import isnan
+from typing import TypeVar
 
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.records.base import Number, json_number, value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, LocalError, PairError
 
+L = TypeVar("L", bound=ForwardError | PairError)
 OUTPUTS = "outputs."  # before the name of a program's output
 
 
-def forward_logits(errors: Iterable[ErrorRecord], kind: str = "forward") -> list[ErrorRecord]:
+def forward_logits(errors: Iterable[ErrorRecord], kind: type[L]) -> list[L]:
     """Return the records of logits that have numbers, of a model's run or of a program's."""
     names = (LOGITS, OUTPUTS + LOGITS)
-    return [e for e in errors if e.kind == kind and e.point in names and e.numberless is None]
+    return [e for e in errors if isinstance(e, kind) and e.point in names and e.numberless is None]
 
 
-def logits_figures(logits: Sequence[ErrorRecord]) -> dict[str, Number]:
+def logits_figures(logits: Sequence[ForwardError | PairError]) -> dict[str, Number]:
     """Return of records of logits the largest error and KL, and of how many positions top-1 is another.
 
     Only what is there: of records without distributions the error alone.
@@ -33,17 +35,19 @@ def logits_figures(logits: Sequence[ErrorRecord]) -> dict[str, Number]:
     return {name: x for name, x in found.items() if x is not None} | (counts if spread else {})
 
 
-def error_figures(errors: Sequence[ErrorRecord], kind: str = "forward") -> dict[str, Number]:
+def error_figures(
+    errors: Sequence[ErrorRecord], kind: type[ForwardError] | type[PairError] = ForwardError
+) -> dict[str, Number]:
     """Return the largest error of every point, as ``forward@POINT`` and ``local@POINT``, and the figures of logits.
 
-    ``kind``: of which records forward errors are; ``pair`` of a run that is held against another one.
+    ``kind``: of which records forward errors are; ``PairError`` for a run that is compared with another.
     """
     found = logits_figures(forward_logits(errors, kind))
     sizes: dict[str, list[Number | None]] = {}
     for e in errors:
-        name = {kind: "forward", "local": "local"}.get(e.kind)
-        if name is not None and e.numberless is None:
-            sizes.setdefault(f"{name}@{e.point}", []).append("nan" if e.nonfinite else e.rel_l2)
+        if isinstance(e, kind | LocalError) and e.numberless is None:
+            name = LocalError if isinstance(e, LocalError) else ForwardError
+            sizes.setdefault(f"{name.kind}@{e.point}", []).append("nan" if e.nonfinite else e.rel_l2)
     return found | {name: x for name, every in sizes.items() if (x := largest(every)) is not None}
 
 

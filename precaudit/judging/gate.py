@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from precaudit.errors import UserError
 from precaudit.judging import programs
@@ -32,7 +32,8 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.policies import besides
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord, ForwardError, PairError, StateError
+from precaudit.schema.records.probe import ProbeRecord
 from precaudit.schema.selection import Filters, FilterTexts
 
 STATED = ("forward", "local")
@@ -221,7 +222,7 @@ def judge_found(found: Comparison) -> Judgement:
 
 
 def _caches(found: Comparison) -> set[str]:
-    return {e.point for e in of_kinds(found.errors, "state")}
+    return {e.point for e in of_kinds(found.errors, StateError)}
 
 
 def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
@@ -241,9 +242,9 @@ def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
 
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
-    filed = Filed(path, ErrorRecord, _same_lengths)
+    filed = Filed(path, cast("type[ErrorRecord | ProbeRecord]", ERROR_KINDS | ProbeRecord), _same_lengths)
     if budgets is not None:
-        places = {(e.point, e.layer, e.phase, e.kind) for e in filed}
+        places = {(e.point, e.layer, e.phase, e.kind) for e in map(_as_error, filed)}
         layers = 1 + max((layer for _, layer, *_ in places if layer is not None), default=0)
         known = Known(
             frozenset(point for point, *_ in places),
@@ -253,7 +254,7 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
         own = not known.points <= POINTS.keys()
         rules.budgets = resolve_budgets(read_budgets(budgets, known if own else None), budgets, layers, known)
     with without_collector():
-        each = (rules.apply(e, f"{path}:{line}") for line, e in filed.with_lines())
+        each = (rules.apply(_as_error(e), f"{path}:{line}") for line, e in filed.with_lines())
         verdicts = Spilled(v for v in each if v is not None)
     if rules.baseline is not None:
         verdicts.extend(absent(rules.baseline.lines, rules.seen, str(rules.baseline.path)))
@@ -262,9 +263,13 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     return _judgement(path.name, inheriting(verdicts), rules, [free] if rules.free else [], ())
 
 
-def _same_lengths(e: ErrorRecord, where: str) -> None:
+def _as_error(e: ErrorRecord | ProbeRecord) -> ErrorRecord:
+    return e.product() if isinstance(e, ProbeRecord) else e
+
+
+def _same_lengths(e: ErrorRecord | ProbeRecord, where: str) -> None:
     """Raise UserError for a distribution whose lists cannot belong together."""
-    d = e.distribution
+    d = e.distribution if isinstance(e, ForwardError | PairError) else None
     if d is not None and d.kl_noise is not None and not len(d.kl) == len(d.kl_noise) == len(d.positions):
         raise UserError(f"{where}: distribution: positions, kl and kl_noise are of different lengths")
 

@@ -15,7 +15,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.schema.digits import digits
 from precaudit.schema.limits import Limits
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 
 FEWEST = 8  # records that are pooled; fewer have the limit of one
 ELEMENTS = 64  # of a record that is pooled: of fewer, eight draws do not say what noise is
@@ -52,7 +52,7 @@ class ForwardPool:
 
     def add(self, e: ErrorRecord) -> None:
         """Look at a record; what is not finite is judged elsewhere."""
-        if e.kind != "forward" or e.ratio is None or e.noise is None or e.gain is None or e.n < ELEMENTS:
+        if not isinstance(e, ForwardError) or e.ratio is None or e.noise is None or e.gain is None or e.n < ELEMENTS:
             return
         ratio, noise, gain = value(e.ratio), value(e.noise), value(e.gain)
         if not (isfinite(ratio) and isfinite(gain) and noise > 0):

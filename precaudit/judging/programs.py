@@ -21,7 +21,14 @@ from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import ORDER, Place
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    ERROR_KINDS,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    LocalError,
+    PolicyError,
+)
 from precaudit.schema.records.lines import read_lines
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
@@ -60,7 +67,7 @@ def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
     path, found = opened.folder / "errors.jsonl", marks_of(opened)
     if found.run != file_hash(opened.folder / "program.json") or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
-    return Filed(path, ErrorRecord)
+    return Filed(path, ERROR_KINDS)
 
 
 def pairs_of(opened: Opened) -> list[PrefillDecodeRecord]:
@@ -128,7 +135,7 @@ def _order(errors: Sequence[ErrorRecord]) -> Callable[[Verdict], tuple[int, ...]
     """Return what orders places of a case as the program does: each step of a scan with all of the scan's points."""
     steps: dict[tuple[str, str], int] = {}
     for e in errors:
-        if e.kind in ("local", "forward"):
+        if isinstance(e, ForwardError | LocalError):
             at = e.phase, e.point
             steps[at] = max(steps.get(at, 0), 0 if e.layer is None else e.layer + 1)
     phases = {phase: i for i, phase in enumerate(dict.fromkeys(phase for phase, _ in steps))}
@@ -157,7 +164,7 @@ def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set
     wanted = {v.place for v in broken}
     names: dict[Place, str] = {}
     order: dict[Place, int] = {}
-    for i, e in enumerate(of_kinds(errors, "formula")):
+    for i, e in enumerate(of_kinds(errors, FormulaError)):
         if (key := Place.of(e)) in wanted:
             names[key], order[key] = e.reference, i
     calls: dict[tuple[str, str, int], list[Verdict]] = {}
@@ -186,7 +193,7 @@ def _inherited_keys(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) 
         return set()
     wanted = {v.place for v in broken}
     names = {
-        at: x for e in of_kinds(errors, "policy") if (at := Place.of(e)) in wanted and (x := _textbook(e.reference))
+        at: x for e in of_kinds(errors, PolicyError) if (at := Place.of(e)) in wanted and (x := _textbook(e.reference))
     }
     calls: dict[tuple[str, str, int], list[Verdict]] = {}
     for v in broken:

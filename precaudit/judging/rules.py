@@ -1,11 +1,16 @@
 """The verdict rule: one record in, one verdict out (docs/numerics.md, verdict)."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import (
     SAME,
+    Check,
     farthest_formula,
     forward_checks,
     local_checks,
@@ -14,7 +19,18 @@ from precaudit.schema.limits.checks import (
 )
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    AccumulationError,
+    EmulatedError,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    PairError,
+    PolicyError,
+    StateError,
+    SumError,
+    WeightError,
+)
 from precaudit.schema.records.runs import is_call
 
 
@@ -23,45 +39,67 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
 
     A product has no limit but those that budgets state: it passes here where it is finite.
     """
-    if e.kind not in ("local", "forward", "state", "formula", "product", "sums", "policy"):
+    if isinstance(e, AccumulationError | WeightError | PairError):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
     if e.skipped is not None:
         return Verdict.of(e, "not run", text=e.skipped)
     if e.nonfinite:
-        return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0, text=e.origin or "")
+        return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0, text=_origin(e))
     if e.unknown is not None:
         return Verdict.of(e, "unknown", text=e.unknown)
     if "nan" in (e.mae, e.max_diff, e.rel_l2):
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
-    if e.kind == "product":
-        return PASS
-    if e.kind == "state" or (e.kind == "policy" and e.mismatched is not None):
-        return _state(e)
-    if e.kind == "formula":
-        return _formula(e)
+    match e:
+        case StateError():
+            return _state(e)
+        case PolicyError() if e.mismatched is not None:
+            return _state(e)
+        case FormulaError():
+            return _formula(e)
+        case EmulatedError():
+            return _emulated(e, limits)
+        case SumError():
+            return _within(e, list(sum_checks(e, limits)))
+        case ForwardError():
+            return _priced(e, list(forward_checks(e, limits)))
+    return PASS  # a product
+
+
+def _origin(e: ErrorRecord) -> str:
+    return e.origin or "" if isinstance(e, EmulatedError) else ""
+
+
+def _emulated(e: EmulatedError, limits: Limits) -> Verdict:
+    """Judge what an emulation of rounding leaves."""
     if e.lost:
         return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
-    own = e.kind in ("local", "policy")
-    if own and (scope := _lacking(e)):
+    if scope := _lacking(e):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
-    if e.kind == "sums":
-        checks = list(sum_checks(e, limits))
-    else:
-        checks = list(local_checks(e, limits.local(e.dtype)) if own else forward_checks(e, limits))
+    return _priced(e, list(local_checks(e, limits.local(e.dtype))))
+
+
+def _priced(e: EmulatedError | ForwardError, checks: list[Check]) -> Verdict:
+    """Judge numbers beside their limits, and the price of a narrow format inside, if there are any numbers."""
+    found = _within(e, checks + list(narrow_checks(e)) if checks else [])
+    if found.metric == "price" and e.narrow is not None:
+        return msgspec.structs.replace(found, text=e.narrow.says)
+    return found
+
+
+def _within(e: ErrorRecord, checks: Sequence[Check]) -> Verdict:
+    """Return the verdict on numbers beside their limits: on the one that is farthest beyond its own."""
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
-    checks += narrow_checks(e)
     broken = [c for c in checks if not c[2] <= c[3]]  # NaN is not within a limit
     if not broken:
         return PASS
     metric, scope, found, limit, index = max(broken, key=lambda c: c[2] / c[3])
-    text = e.narrow.says if e.narrow is not None and metric == "price" else ""
-    return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index, text=text)
+    return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index)
 
 
-def _state(e: ErrorRecord) -> Verdict:
+def _state(e: StateError | PolicyError) -> Verdict:
     if e.mismatched is None:
         return Verdict.of(e, "unknown", text="the caches were not compared")
     if not e.mismatched:
@@ -71,7 +109,7 @@ def _state(e: ErrorRecord) -> Verdict:
     return Verdict.of(e, "fail", metric=metric, scope="token", value=float(e.mismatched), limit=0.0, index=index)
 
 
-def _formula(e: ErrorRecord) -> Verdict:
+def _formula(e: FormulaError) -> Verdict:
     """Judge the distance of the program's FP64 shadow from the reference: no rounding is in it."""
     if e.rel_l2 is None:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
@@ -85,7 +123,7 @@ def _formula(e: ErrorRecord) -> Verdict:
     return Verdict.of(e, "fail", metric="rel_l2", scope=scope, value=size, limit=SAME, index=index, text=text)
 
 
-def _lacking(e: ErrorRecord) -> str | None:
+def _lacking(e: EmulatedError) -> str | None:
     """Return a scope every local record of its point has, and this one lacks."""
     heads = not is_call(e.phase) and e.point in POINTS and POINTS[e.point].heads
     expected = ("token", "head") if heads else ("token",)

@@ -11,7 +11,7 @@ from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import Place, order_of
 from precaudit.schema.records.base import Number, Record, json_number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord, Worst
+from precaudit.schema.records.errors import EmulatedError, ErrorRecord, SumError, Worst
 from precaudit.schema.records.runs import Prediction
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
@@ -59,11 +59,13 @@ class Verdict(Record, frozen=True):
                 found[key] = json_number(found[key])
         if status == "pass":
             return cls(status=status, **place, **found)
-        own = of_policy_alone(e.explained or {})
+        emulated = e if isinstance(e, EmulatedError) else None
+        own = of_policy_alone(emulated.explained or {}) if emulated is not None else None
         if own is not None:
             found |= {"explained": own[1], "policy": own[0].removeprefix(POLICY)}
         worst = e.worst if _holds_worst(e, found.get("scope", ""), found.get("index")) else None
-        return cls(status=status, **place, rel_l2=e.rel_l2, worst=worst, inherits=e.inherits, **found)
+        inherits = e.inherits if isinstance(e, EmulatedError | SumError) else None
+        return cls(status=status, **place, rel_l2=e.rel_l2, worst=worst, inherits=inherits, **found)
 
     @classmethod
     def of_pair(cls, p: PrefillDecodeRecord, status: Status, **found: Any) -> "Verdict":

@@ -13,7 +13,7 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
 from precaudit.schema.records.base import json_number, value
-from precaudit.schema.records.errors import ErrorRecord, Worst
+from precaudit.schema.records.errors import LocalError, Worst
 
 SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 
@@ -25,7 +25,7 @@ class MeasuredArray:
     ``bad``: where one is not finite, in the candidate's shape.
     """
 
-    record: ErrorRecord
+    record: LocalError
     yard: Yardstick
     honest: Array
     shape: tuple[int, ...]
@@ -82,13 +82,12 @@ def measure_alone(
         worst = (json_number(widen(stored).reshape(-1)[at]), json_number(reference.reshape(-1)[at]))
         numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
     unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
-    record = ErrorRecord(
+    record = LocalError(
         prompt="",
         phase="",
         step=0,
         layer=None,
         point=name,
-        kind="local",
         candidate=name,
         reference="fp64",
         unexplained=unexplained,

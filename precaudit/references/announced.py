@@ -19,13 +19,13 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.places import Place
 from precaudit.schema.policies import keeps_unrounded, recorded_policy
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError, PolicyError, as_kind
 
 NOT_SHOWN = "the names map does not show what it reads"
 NOT_MADE = "the names map does not show what its inputs are computed from, which it may have read unrounded"
 
 
-def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) -> Iterator[ErrorRecord]:
+def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) -> Iterator[PolicyError]:
     """Yield a record for every pair and call of a case; of several sequences, the one that is farthest off.
 
     ``phase``: of the program's records. Where the run announces no policy, of caches alone: whatever their format is,
@@ -36,17 +36,16 @@ def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) 
         if pair not in book.pairs or not (announced or POINTS[pair.point].state):
             continue
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
-        worst: dict[int, ErrorRecord] = {}
+        worst: dict[int, PolicyError] = {}
         for e in policy_errors(view, book.model, place):
             call = e.step
             if call not in worst or _badness(e) > _badness(worst[call]):
                 worst[call] = e
         for call, e in worst.items():
             if (why := _not_judged(view, place, e)) is not None:
-                e = place.record("policy", e.candidate, e.reference, skipped=why)
+                e = place.record(PolicyError, e.candidate, e.reference, skipped=why)
             yield msgspec.structs.replace(
                 e,
-                kind="policy",
                 prompt=case,
                 phase=phase,
                 step=call,
@@ -56,7 +55,7 @@ def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) 
             )
 
 
-def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:
+def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[PolicyError]:
     """Yield the local records of a point of a phase under the view's policy, of every sequence; of a cache its state.
 
     A cache has to hold the rows that were written, in the policy's format, bit for bit.
@@ -66,12 +65,13 @@ def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRec
         here = place._replace(prompt=prompt)
         if POINTS[place.point].state:
             for e in state_errors(view, here):  # what is not finite and was written so is so where it was made
-                yield msgspec.structs.replace(e, nonfinite=0) if e.mismatched == 0 else e
+                yield as_kind(e, PolicyError, **({"nonfinite": 0} if e.mismatched == 0 else {}))
         elif POINTS[place.point].inputs:
-            yield from (e for e in local_errors(view, model, True, emulations, here) if e.kind == "local")
+            found = local_errors(view, model, True, emulations, here)
+            yield from (as_kind(e, PolicyError) for e in found if isinstance(e, LocalError))
 
 
-def _not_judged(view: Viewed, place: Place, e: ErrorRecord) -> str | None:
+def _not_judged(view: Viewed, place: Place, e: PolicyError) -> str | None:
     """Return why a record says nothing of the policy; None where it does.
 
     A compiler may hand an operation its inputs as they were before they were rounded (docs/numerics.md, fact 2). Where
@@ -88,7 +88,7 @@ def _not_judged(view: Viewed, place: Place, e: ErrorRecord) -> str | None:
     )
 
 
-def _badness(e: ErrorRecord) -> float:
+def _badness(e: PolicyError) -> float:
     """Return how far a record is beyond its limits; infinite where it holds what is not finite."""
     if e.nonfinite or e.mismatched:
         return float("inf")

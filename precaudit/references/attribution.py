@@ -6,7 +6,7 @@ from precaudit.references.closing import badness
 from precaudit.schema.emulations import of_policy_alone
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, LocalError
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
 CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed
@@ -38,7 +38,7 @@ def attribute(record: ErrorRecord) -> Attribution | None:
     The declared policy is named when it reproduces 99 % of the error, or 90 % and the record passes; otherwise whatever
     reproduces most, if that is 90 % at least.
     """
-    if record.kind != "local" or record.explained is None or record.unexplained is None:
+    if not isinstance(record, LocalError) or record.explained is None or record.unexplained is None:
         return None
     shares = {name: value(share) for name, share in record.explained.items()}
     own = of_policy_alone(shares)

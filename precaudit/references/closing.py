@@ -12,7 +12,7 @@ from precaudit.schema.metrics.axes import WorstSlice, as_scopes, worst_slices
 from precaudit.schema.metrics.residue import Noise, Sums, excesses, farthest, finite, gain_and_mean
 from precaudit.schema.metrics.sizes import norm, own_index, ratio, smallest_normal
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.errors import ErrorRecord, Scope, Unexplained
+from precaudit.schema.records.errors import EmulatedError, LocalError, Scope, Unexplained
 
 SINGLE = FORMATS["float32"].unit_roundoff
 UNROUNDED = 0.9  # share of an error that an input read unrounded must explain
@@ -132,13 +132,12 @@ class Yardstick:
         if not np.array_equal(np.isfinite(emulated), np.isfinite(self.candidate)):
             return float("inf")
         found = found or self.residue(emulated)
-        e = ErrorRecord(
+        e = LocalError(
             prompt="",
             phase="",
             step=0,
             layer=None,
             point="",
-            kind="local",
             candidate="",
             reference="",
             dtype=self.dtype,
@@ -191,7 +190,7 @@ def residue_of(left: Remainder, noise: Noise, positions: Array, axes: str, dtype
     return Residue(found, scopes, slices)
 
 
-def badness(e: ErrorRecord) -> float:
+def badness(e: EmulatedError) -> float:
     """Return the largest of a local record's numbers over its default limit; NaN counts as infinite."""
     sizes = [found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))]
     return max((x if x == x else float("inf") for x in sizes), default=float("inf"))

@@ -26,7 +26,7 @@ from precaudit.schema.graphs.decoder import POINTS, row_shapes
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, FormulaError
 
 ROUNDED = 0.05  # relative distance of queries as a format of 16 bits has them; of the next position's about 0.3
 Values = Mapping[str, Array]
@@ -279,14 +279,14 @@ def textbook_errors(opened: Opened, book: MappedTextbook, case: str, made: Shown
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else formula_numbers(seen[:, rows], expected[:, rows], at[:, rows])
             here = Place(case, opened.record.phase, call, pair.step, pair.shown.name)
-            yield here.record("formula", "shadow", named, **found)
+            yield here.record(FormulaError, "shadow", named, **found)
     for pair, its in made.caches.items():
         for call, cache in enumerate(its):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else formula_numbers(*cache)
             named = f"{book.config.family}:{pair.layer}.{pair.point}"
             here = Place(case, opened.record.phase, call, pair.step, pair.shown.name)
-            yield here.record("formula", "shadow", named, **found)
+            yield here.record(FormulaError, "shadow", named, **found)
 
 
 def callable_errors(opened: Opened, expected: object, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
@@ -305,11 +305,11 @@ def callable_errors(opened: Opened, expected: object, case: str, call: int, exac
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
         here = Place(case, opened.record.phase, call, layer, p.name)
         if (why := not_taken(opened.record, p, layer, opened.tensors(case, call, "taps"))) is not None:
-            yield here.record("formula", "shadow", "reference", skipped=why)
+            yield here.record(FormulaError, "shadow", "reference", skipped=why)
             continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]
         rows = [x.reshape(1, -1, p.shape[-1] if p.shape else 1) for x in cut]
-        yield here.record("formula", "shadow", "reference", **formula_numbers(*rows))
+        yield here.record(FormulaError, "shadow", "reference", **formula_numbers(*rows))
 
 
 def formula_numbers(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:

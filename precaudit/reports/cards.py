@@ -244,7 +244,7 @@ def _gradcheck_card(c: "Checked") -> Card:
 
 
 def _probe_card(p: "Probed") -> Card:
-    shapes = list(dict.fromkeys(r.prompt for r in p.records))
+    shapes = list(dict.fromkeys(r.shape for r in p.records))
     taken = sum(r.unknown is None for r in p.records)
     replaced = sum(r.honoured == "replaced" for r in p.records)
     facts = (

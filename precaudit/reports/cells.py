@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf, isfinite, isnan
 
 from precaudit.judging.rules import judge
@@ -14,15 +15,26 @@ from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
 from precaudit.schema.places import ORDER, Place
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    EmulatedError,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    LocalError,
+    PairError,
+    PolicyError,
+    ProductError,
+    StateError,
+    SumError,
+)
 from precaudit.schema.records.runs import is_call
 
-KINDS = {  # what a map shows: kinds of records
-    "local": ("local", "policy", "state", "sums", "product"),
-    "forward": ("forward",),
-    "formula": ("formula",),
+KINDS: dict[str, tuple[type[ErrorRecord], ...]] = {  # what a map shows: kinds of records
+    "local": (LocalError, PolicyError, StateError, SumError, ProductError),
+    "forward": (ForwardError,),
+    "formula": (FormulaError,),
 }
-MAP_OF = {kind: name for name, kinds in KINDS.items() for kind in kinds}
+MAP_OF: dict[str, str] = {kind.kind: name for name, kinds in KINDS.items() for kind in kinds}
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
 
 
@@ -64,7 +76,7 @@ class _Group:
         heavier = STATUSES.index(status) - STATUSES.index(self.status)
         if heavier < 0 or (heavier == 0 and _finite(found) > self.over):
             self.status, self.worst, self.over = status, e, _finite(found)
-        size = inf if e.nonfinite else value(e.ratio) if e.kind == "forward" else found
+        size = inf if e.nonfinite else value(e.ratio) if isinstance(e, ForwardError) else found
         if e.numberless is None and not isnan(size):
             self.size = size if self.size is None else max(self.size, size)
         self.counts[status] += 1
@@ -90,7 +102,7 @@ class CellGroups:
         failed = verdict.status in ("fail", "nonfinite")
         suspect = failed and (e.kind, Place.of(e)) in self._suspects
         status: Status = "input suspect" if suspect else verdict.status
-        if e.kind == "product" and status == "pass":
+        if isinstance(e, ProductError) and status == "pass":
             return  # it has no limit of its own
         groups, key = self._groups[name], (e.layer, e.point)
         group = groups.get(key) or groups.setdefault(key, _Group(status, e))
@@ -127,7 +139,7 @@ def map_cells(
     """
     groups = CellGroups(suspects)
     with without_collector():
-        for n, e in enumerate(of_kinds(errors, *MAP_OF), 1):
+        for n, e in enumerate(of_kinds(errors, *chain(*KINDS.values())), 1):
             if keeps(e):
                 groups.add(e)
             if n % every == 0:
@@ -145,7 +157,8 @@ def with_verdicts(maps: Mapping[str, Sequence[Cell]], verdicts: Iterable[Verdict
     heaviest: dict[tuple[str, int | None, str], Verdict] = {}
     counts: dict[tuple[str, int | None, str], Counter[str]] = {}
     for v in verdicts:
-        if v.point and (name := MAP_OF.get(v.kind, "forward" if "/" in v.kind else "")):
+        name = "forward" if "/" in v.kind else MAP_OF.get(v.kind)
+        if v.point and name is not None:
             key = (name, v.layer, v.point)
             counts.setdefault(key, Counter())[v.status] += 1
             if key not in heaviest or _rank(v) < _rank(heaviest[key]):
@@ -155,7 +168,7 @@ def with_verdicts(maps: Mapping[str, Sequence[Cell]], verdicts: Iterable[Verdict
     for (name, layer, point), v in heaviest.items():
         i = at.get((name, layer, point))
         if i is None:
-            worst = v.place.record(name, "run", "fp64", unknown=v.text or v.status)
+            worst = v.place.record(KINDS[name][0], "run", "fp64", unknown=v.text or v.status)
             found[name].append(Cell(layer, point, v.status, None, worst, counts[name, layer, point], _said(v)))
         elif _rank(v) < _rank(found[name][i]):
             found[name][i] = replace(found[name][i], status=v.status, says=_said(v))
@@ -205,7 +218,7 @@ def _finite(x: float) -> float:
 
 def over_limit(e: ErrorRecord, limits: Limits | None = None) -> float:
     """Return the largest of a record's numbers over its limit; NaN where it has none."""
-    if e.kind == "state" or e.mismatched is not None:
+    if isinstance(e, StateError) or (isinstance(e, PolicyError) and e.mismatched is not None):
         return float("nan") if e.mismatched is None else float("inf") if e.mismatched else 0.0
     found = worst_number(e, limits or default_limits())
     return found[2] / found[3] if found is not None else float("nan")
@@ -220,12 +233,17 @@ def worst_number(e: ErrorRecord, limits: Limits) -> Check | None:
 
 def _checks(e: ErrorRecord, limits: Limits) -> Iterable[Check]:
     """Return every number of a record beside its limit."""
-    if e.kind == "formula":
-        size, scope, index = farthest_formula(e)
-        return [("rel_l2", scope, size, SAME, index)] if e.rel_l2 is not None else []
-    if e.kind == "sums":
-        return sum_checks(e, limits)
-    return local_checks(e, limits.local(e.dtype)) if e.kind in ("local", "policy") else forward_checks(e, limits)
+    match e:
+        case FormulaError():
+            size, scope, index = farthest_formula(e)
+            return [("rel_l2", scope, size, SAME, index)] if e.rel_l2 is not None else []
+        case SumError():
+            return sum_checks(e, limits)
+        case EmulatedError():
+            return local_checks(e, limits.local(e.dtype))
+        case ForwardError():
+            return forward_checks(e, limits)
+    return []
 
 
 def story(c: Cell, sources: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
@@ -262,7 +280,7 @@ def _sizes(e: ErrorRecord) -> str:
 
 
 def _status_text(e: ErrorRecord) -> str:
-    if e.kind == "state":
+    if isinstance(e, StateError):
         return (
             f"{e.mismatched} elements or rows are not as they were written, bit for bit"
             if e.mismatched
@@ -278,11 +296,11 @@ def _status_text(e: ErrorRecord) -> str:
 
 def _explanation(e: ErrorRecord) -> str:
     """Return who explains a local error and how much of it, or a forward error's size beside the policy's."""
-    if e.kind in ("state", "sums", "product", "pair"):
+    if isinstance(e, StateError | SumError | ProductError | PairError):
         return ""
-    if e.kind == "formula":
+    if isinstance(e, FormulaError):
         return "not by rounding: FP64 of the program against FP64 of its reference"
-    if e.kind == "forward":
+    if isinstance(e, ForwardError):
         return "" if e.ratio is None else f"{digits(e.ratio)} × the error of the declared policy's rounding"
     from precaudit.references.attribution import attribute  # NumPy, which a screen of cells needs not
     from precaudit.reports.summary import share_text
@@ -295,13 +313,14 @@ def _explanation(e: ErrorRecord) -> str:
     rest = f"{digits(a.left_u, 2)} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
     if a.name == "none of these":
         return f"by rounding, {rest}" if a.passes else f"by no emulation, {rest}"
-    kept = [place for places in (e.elided or {}).values() for place in places]
+    elided = e.elided if isinstance(e, EmulatedError) else None
+    kept = [place for places in (elided or {}).values() for place in places]
     return f"{share_text(a)} by {a.name}, {rest}" + (f"; {' and '.join(kept)} unrounded" if kept else "")
 
 
 def _element(e: ErrorRecord) -> str:
     if e.worst is None:
         return ""
-    other = "the other run" if e.kind == "pair" else "FP64"
+    other = "the other run" if isinstance(e, PairError) else "FP64"
     mine, its = value(e.worst.candidate), value(e.worst.reference)
     return f"{list(e.worst.index)}: candidate {apart(mine, its)}, {other} {digits(its)}"

@@ -18,7 +18,7 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.places import point_text
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 from precaudit.schema.records.runs import is_call
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def grows(errors: Sequence[ErrorRecord]) -> bool:
 def _growing(errors: Sequence[ErrorRecord]) -> list[dict[str, Any]]:
     """Return a row for each point, layer, and measured or emulated: of a model's stream, of the programs' that grow."""
     sizes: dict[tuple[str, int, str], array[float]] = defaultdict(lambda: array("d"))
-    for e in of_kinds(errors, "forward"):
+    for e in of_kinds(errors, ForwardError):
         if e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
             if not is_call(e.phase) and POINTS[e.point].kind not in ("stream", "sum"):
                 continue

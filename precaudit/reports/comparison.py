@@ -25,7 +25,9 @@ from precaudit.reports.tables import (
 )
 from precaudit.reports.tokens import quote_tokens, top_tokens
 from precaudit.reports.worst import by_point, explained_by, largest, matrices, top1_disagreements
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.places import Place
+from precaudit.schema.records.errors import PairError
 
 if TYPE_CHECKING:
     from precaudit.references.comparison.between import Between
@@ -73,7 +75,7 @@ def _report(found: Comparison, verdict: Headline | None, verbose: bool, every: b
         against, ending = found.against.record, []
         facts = (*facts, ("against", f"run {against.id}, policy {against.policy['name']}"))
         tables: list[Table | None] = [pair_table(errors) if verbose or every else pair_by_point(errors)]
-        said = difference_sentences(errors)
+        said = difference_sentences(of_kinds(errors, PairError))
     else:
         tables = [by_point(errors), *(matrices(errors) if every else []), views]
         tables += [accumulation(errors), detail(errors)] if verbose else []

@@ -20,7 +20,7 @@ from precaudit.schema.places import point_text, spans
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import value
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, LocalError
 from precaudit.schema.records.runs import Neutrality
 
 UNNAMED = "none reproduces it"
@@ -255,7 +255,12 @@ def _by_layer(errors: Sequence[ErrorRecord]) -> dict[str, list[tuple[int, float,
     """Return {point: [(layer, forward, local)]}, medians over prompts, phases and steps."""
     sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for e in errors:
-        if e.kind in ("forward", "local") and e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
+        if (
+            isinstance(e, ForwardError | LocalError)
+            and e.layer is not None
+            and e.rel_l2 is not None
+            and not e.nonfinite
+        ):
             sizes[e.kind, e.point, e.layer].append(value(e.rel_l2))
     nothing = [float("nan")]
     return {

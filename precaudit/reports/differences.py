@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from math import hypot, inf, isfinite
 from typing import Any
@@ -17,7 +17,7 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, point_text
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, PairError, StateError
 
 Known = Sequence[ErrorRecord] | None
 
@@ -135,7 +135,7 @@ def _order(e: ErrorRecord) -> tuple[bool, Any]:
     return e.phase not in ("prefill", "call"), Place.of(e).order
 
 
-def difference_sentences(pairs: Sequence[ErrorRecord]) -> list[str]:
+def difference_sentences(pairs: Iterable[PairError]) -> list[str]:
     """Say how often the top-1 token differs and how far the distributions are, and what could not be compared."""
     out: list[str] = []
     rows = flips = finite = lacking = 0
@@ -172,10 +172,7 @@ def _times(e: ErrorRecord, mine: "_Noises", other: "_Noises") -> float | None:
 
 def _caches(errors: Sequence[ErrorRecord]) -> set[str]:
     """Return the points that are judged as state alone."""
-    points: dict[str, set[str]] = {"state": set(), "forward": set()}
-    for e in of_kinds(errors, *points):
-        points[e.kind].add(e.point)
-    return points["state"] - points["forward"]
+    return {e.point for e in of_kinds(errors, StateError)} - {e.point for e in of_kinds(errors, ForwardError)}
 
 
 class _Noises:
@@ -186,7 +183,7 @@ class _Noises:
 
     def __init__(self, errors: Sequence[ErrorRecord]) -> None:
         places, noises, wide = array("q"), array("d"), array("b")
-        for e in of_kinds(errors, "forward"):
+        for e in of_kinds(errors, ForwardError):
             if e.numberless is None and e.ratio is not None and isfinite(ratio := value(e.ratio)):
                 places.append(hash(Place.of(e)))
                 noises.append(value(e.rel_l2) / ratio if ratio else 0.0)

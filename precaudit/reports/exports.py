@@ -17,7 +17,7 @@ from precaudit.reports.escaping import csv_cell as cell
 from precaudit.reports.escaping import escape_markdown
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, LocalError
 from precaudit.writing import temporary
 
 EXTRAS = {"pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}
@@ -104,9 +104,9 @@ def scalars(errors: Iterable[ErrorRecord]) -> Iterator[Scalar]:
 
 
 def _numbers(e: ErrorRecord) -> Iterator[tuple[str, Any]]:
-    if e.kind in ("local", "forward") and e.rel_l2 is not None:
+    if isinstance(e, LocalError | ForwardError) and e.rel_l2 is not None:
         yield f"{e.kind}_rel_l2", e.rel_l2
-    if e.kind == "local" and e.unexplained is not None and e.unexplained.excess is not None:
+    if isinstance(e, LocalError) and e.unexplained is not None and e.unexplained.excess is not None:
         yield "excess", e.unexplained.excess
 
 

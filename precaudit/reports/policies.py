@@ -16,7 +16,7 @@ from precaudit.schema.digits import short
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import Count, Number, Record, json_number
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError, LocalError
 
 
 class PolicyRow(Record, frozen=True, omit_defaults=False):
@@ -49,10 +49,10 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
 
 def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
     """Return the row of a compared and judged run."""
-    local = [e for e in found.errors if e.kind == "local" and e.numberless is None]
+    local = [e for e in found.errors if isinstance(e, LocalError) and e.numberless is None]
     blames = [a for e in local if (a := attribute(e)) is not None]
     worst = max(local, key=lambda e: (e.nonfinite > 0, rank_number(e.rel_l2)), default=None)
-    logits = forward_logits(found.errors)
+    logits = forward_logits(found.errors, ForwardError)
     figures = logits_figures(logits)
     return PolicyRow(
         policy=found.run.record.policy["name"],
@@ -72,7 +72,7 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
     )
 
 
-def _first_flip(logits: Iterable[ErrorRecord]) -> str:
+def _first_flip(logits: Iterable[ForwardError]) -> str:
     """Return where the first top-1 stands that is not FP64's: the prompt, the phase and the position."""
     for e in logits:
         for position, top in zip(e.distribution.positions, e.distribution.top1, strict=True) if e.distribution else ():
@@ -208,7 +208,7 @@ def _agreeing(errors: Iterable[ErrorRecord]) -> dict[tuple[str, str, int], bool]
     """Return of every position with logits whether its most likely token is FP64's."""
     found = {}
     for e in errors:
-        if e.kind == "forward" and e.point == LOGITS and e.distribution is not None:
+        if isinstance(e, ForwardError) and e.point == LOGITS and e.distribution is not None:
             for position, top in zip(e.distribution.positions, e.distribution.top1, strict=True):
                 found[e.prompt, e.phase, position] = top >= 1
     return found

@@ -11,7 +11,7 @@ from precaudit.reports.headline import how_bad
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ProbeRecord
+from precaudit.schema.records.probe import ProbeRecord
 
 FIRST = "@"
 LEFT = ("operands", "way", "result", "arithmetic", "as asked")
@@ -60,14 +60,14 @@ def _price(p: Probed) -> str:
             cost = "" if wide.time is None or first.time is None else f" at {digits(_over(wide, first), 2)} × its time"
             gain = f", {_digits(first, wide)}" if wide.rel_l2 else ", exact"
             return (
-                f"{first.phase} {FIRST} ({first.prompt}) has an error of {digits(first.rel_l2, 2)}, {wide.way} "
+                f"{first.operands} {FIRST} ({first.shape}) has an error of {digits(first.rel_l2, 2)}, {wide.way} "
                 f"of {digits(wide.rel_l2, 2)}{gain}{cost}"
             )
     return f"{len(mine):,} products on {p.platform}"
 
 
 def _same(a: ProbeRecord, b: ProbeRecord) -> bool:
-    return (a.prompt, a.phase) == (b.prompt, b.phase)
+    return (a.shape, a.operands) == (b.shape, b.operands)
 
 
 def _over(r: ProbeRecord, first: ProbeRecord) -> float:
@@ -90,20 +90,20 @@ def _replacements_text(p: Probed) -> str:
 
 def _elsewhere(p: Probed) -> str:
     """Return where the target would be farthest from FP64 of where the device is, in a way that both choose."""
-    here = {(r.prompt, r.phase, r.way): value(r.rel_l2) for r in p.records if r.target is None and r.rel_l2}
-    both = [r for r in p.records if r.target and r.asked is None and r.rel_l2 and (r.prompt, r.phase, r.way) in here]
+    here = {(r.shape, r.operands, r.way): value(r.rel_l2) for r in p.records if r.target is None and r.rel_l2}
+    both = [r for r in p.records if r.target and r.asked is None and r.rel_l2 and (r.shape, r.operands, r.way) in here]
     if not both:
         return ""
-    r = max(both, key=lambda r: value(r.rel_l2) / here[r.prompt, r.phase, r.way])
-    found = here[r.prompt, r.phase, r.way]
-    return f"; {r.phase} {r.point} ({r.prompt}) would have an error of {digits(r.rel_l2, 2)}, here {digits(found, 2)}"
+    r = max(both, key=lambda r: value(r.rel_l2) / here[r.shape, r.operands, r.way])
+    found = here[r.shape, r.operands, r.way]
+    return f"; {r.operands} {r.point} ({r.shape}) would have an error of {digits(r.rel_l2, 2)}, here {digits(found, 2)}"
 
 
 def _tables(p: Probed, every: bool) -> Iterator[Table]:
     """Yield a table a shape; ways that make the same scores are one row, and ``every``: each has its own."""
     target = p.target
     timed = any(r.time is not None for r in p.records)
-    for shape in dict.fromkeys(r.prompt for r in p.records):
+    for shape in dict.fromkeys(r.shape for r in p.records):
         rows = [_cells(its, target, timed) for its in _rows(p, shape, every)]
         columns = ["operands", "way", "result", "rel_l2", "max_diff", "arithmetic", "as asked", "temp bytes"]
         columns += ["× time"] * timed + ([f"on {target}", "rel_l2 there"] if target else [])
@@ -116,14 +116,14 @@ Row = list[tuple[ProbeRecord, ProbeRecord | None]]
 
 def _rows(p: Probed, shape: str, every: bool) -> list[Row]:
     """Return the records of a shape, each beside the target's, those that say the same together."""
-    there = {(r.phase, r.way): r for r in p.records if r.prompt == shape and r.target is not None}
+    there = {(r.operands, r.way): r for r in p.records if r.shape == shape and r.target is not None}
     found: dict[object, Row] = {}
-    for r in (r for r in p.records if r.prompt == shape and r.target is None):
-        other = there.get((r.phase, r.way))
+    for r in (r for r in p.records if r.shape == shape and r.target is None):
+        other = there.get((r.operands, r.way))
         if r.unknown is not None and (other is None or other.unknown is not None) and not every:
             continue
         alone = r.way if every or r.way == FIRST or r.way.startswith("preferred") else ""
-        key = (r.phase, alone, _result_text(r), None if other is None else _result_text(other))
+        key = (r.operands, alone, _result_text(r), None if other is None else _result_text(other))
         found.setdefault(key, []).append((r, other))
     return list(found.values())
 
@@ -136,7 +136,7 @@ def _cells(its: Row, target: str | None, timed: bool) -> tuple[str, ...]:
     r, other = its[0]
     ways = ", ".join(x.way for x, _ in its)
     cells = [
-        r.phase,
+        r.operands,
         ways,
         r.dtype or "refused",
         _size(r.rel_l2),
@@ -194,9 +194,9 @@ def _refusals(refused: Sequence[ProbeRecord], on: str) -> Iterator[str]:
     """Yield a line for each thing that was said, the name of the way left out of it."""
     found: dict[str, dict[str, set[str]]] = {}
     for r in refused:
-        form = re.escape(r.phase)
+        form = re.escape(r.operands)
         said = re.sub(form, "…", (r.unknown or "").replace(r.way, "…"))
-        found.setdefault(said, {}).setdefault(r.way, set()).add(r.phase)
+        found.setdefault(said, {}).setdefault(r.way, set()).add(r.operands)
     for said, ways in found.items():
         kind, _, message = said.partition(": ")
         told = []

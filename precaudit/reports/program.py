@@ -26,7 +26,14 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    AccumulationError,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    LocalError,
+    PolicyError,
+)
 
 SHOWN = 24  # points, unless all are asked for
 LEAST = 3  # steps of a point that tell how its error grows
@@ -145,10 +152,10 @@ class _Seen:
     def add(self, e: ErrorRecord) -> None:
         if (v := judge(e, default_limits())) is not None:
             self.verdicts[v.status] = self.verdicts.get(v.status, 0) + 1
-        if e.kind == "local" and e.unexplained is not None:
+        if isinstance(e, LocalError) and e.unexplained is not None:
             self.known, self.equal = self.known + 1, self.equal + (value(e.unexplained.rel_l2) == 0.0)
             self.local, self.left = _more(self.local, value(e.rel_l2)), _more(self.left, value(e.unexplained.u))
-        if e.kind == "forward" and e.ratio is not None:
+        if isinstance(e, ForwardError) and e.ratio is not None:
             self.forward, self.ratio = _more(self.forward, value(e.rel_l2)), _more(self.ratio, value(e.ratio))
 
 
@@ -161,8 +168,8 @@ def program_sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator
     yield from opened.record.warnings
     every = made = closed = unsteady = 0
     turned: dict[str, None] = {}
-    narrow: dict[str, ErrorRecord] = {}
-    for e in of_kinds(errors, "local"):
+    narrow: dict[str, LocalError] = {}
+    for e in of_kinds(errors, LocalError):
         if e.skipped is None:
             every, made = every + 1, made + (e.unknown is None and e.missing is None)
             closed += e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0
@@ -197,7 +204,7 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     known = other = 0
     points: set[str] = set()
     largest, name, first = 0.0, "", None
-    for e in of_kinds(errors, "formula"):
+    for e in of_kinds(errors, FormulaError):
         if e.rel_l2 is not None:
             name, known, largest = name or e.reference.partition(":")[0], known + 1, max(largest, value(e.rel_l2))
             points.add(e.point)
@@ -225,7 +232,7 @@ def _announcement_lines(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterat
     announced = opened.record.policy
     if announced is None:
         return
-    statuses = Counter(v.status for e in of_kinds(errors, "policy") if (v := judge(e, default_limits())) is not None)
+    statuses = Counter(v.status for e in of_kinds(errors, PolicyError) if (v := judge(e, default_limits())) is not None)
     name, every = announced["name"], statuses.total()
     if not every:
         yield f"Policy {name} is announced and compared with nothing: give a names map (--map)."
@@ -254,7 +261,7 @@ def _row(p: ProgramPoint, found: _Seen, name: str) -> tuple[str, ...]:
 def _accumulation_lines(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say what sums of products in each emulated format would leave at most, and where."""
     worst: dict[str, ErrorRecord] = {}
-    for e in of_kinds(errors, "accum"):
+    for e in of_kinds(errors, AccumulationError):
         if e.rel_l2 is not None and (e.candidate not in worst or value(e.rel_l2) > value(worst[e.candidate].rel_l2)):
             worst[e.candidate] = e
     each = [f"{name.removeprefix(SUMS)} {short(e.rel_l2)} ({e.point})" for name, e in worst.items()]
@@ -262,7 +269,7 @@ def _accumulation_lines(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         yield f"Products summed in another format would have errors up to these; they name no cause: {', '.join(each)}."
 
 
-def _keep_narrow(worst: dict[str, ErrorRecord], e: ErrorRecord) -> None:
+def _keep_narrow(worst: dict[str, LocalError], e: LocalError) -> None:
     """Keep the record of a point that is added up in a narrow format and is farthest off."""
     if OWN_SUMS in (e.elided or {}).get(EQUATIONS, ()) and (
         e.point not in worst or value(e.rel_l2) > value(worst[e.point].rel_l2)
@@ -270,7 +277,7 @@ def _keep_narrow(worst: dict[str, ErrorRecord], e: ErrorRecord) -> None:
         worst[e.point] = e
 
 
-def _narrow_sums(worst: Mapping[str, ErrorRecord]) -> Iterator[str]:
+def _narrow_sums(worst: Mapping[str, LocalError]) -> Iterator[str]:
     """Say which points are added up in a narrow format, what that costs, and what to change."""
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
         u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
@@ -286,7 +293,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say how often the output named logits has FP64's top-1, and how far its distributions are."""
     rows = same = known = 0
     largest = -inf
-    for d in (e.distribution for e in of_kinds(errors, "forward") if e.distribution is not None):
+    for d in (e.distribution for e in of_kinds(errors, ForwardError) if e.distribution is not None):
         rows, same = rows + len(d.top1), same + sum(x == 1.0 for x in d.top1)
         finite = [x for k in d.kl if isfinite(x := value(k))]
         known, largest = known + len(finite), max([largest, *finite])
@@ -299,7 +306,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
 def growth_sentences(errors: Sequence[ErrorRecord]) -> list[str]:
     """Return how the error of each point grows over its steps, jumps first, then the one that grows most."""
     sizes: dict[str, dict[tuple[int, int], array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
-    for e in of_kinds(errors, "forward"):
+    for e in of_kinds(errors, ForwardError):
         if e.rel_l2 is not None and not e.nonfinite:
             name, _, occurrence = e.point.partition("#")
             sizes[name][int(occurrence or 0), e.layer or 0].append(value(e.rel_l2))

@@ -16,7 +16,16 @@ from precaudit.schema.limits.checks import SAME, farthest_formula
 from precaudit.schema.places import ORDER
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    AccumulationError,
+    E,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    LocalError,
+    StateError,
+    WeightError,
+)
 from precaudit.schema.selection import PHASES
 
 
@@ -26,8 +35,8 @@ class SummaryLine:
 
     layer: int | None
     point: str
-    forward: ErrorRecord | None
-    local: ErrorRecord | None
+    forward: ForwardError | None
+    local: LocalError | None
     blame: Attribution | None
     nonfinite: int
     unknown: tuple[str, ...]
@@ -37,7 +46,7 @@ def worst_lines(errors: Iterable[ErrorRecord]) -> list[SummaryLine]:
     """Return a line for every layer and point with a forward or local record, in layer and then table order."""
     groups: dict[tuple[int | None, str], _Group] = {}
     for e in errors:
-        if e.kind in ("forward", "local"):
+        if isinstance(e, ForwardError | LocalError):
             groups.setdefault((e.layer, e.point), _Group()).add(e)
     last = 1 << 30
     keys = sorted(groups, key=lambda key: (last if key[0] is None else key[0], ORDER[key[1]]))
@@ -48,17 +57,17 @@ def worst_lines(errors: Iterable[ErrorRecord]) -> list[SummaryLine]:
 class _Group:
     """The records of one layer and point as they stream by: ``blamed``, one that fails, or that is explained least."""
 
-    forward: ErrorRecord | None = None
-    local: ErrorRecord | None = None
-    blamed: tuple[ErrorRecord, Attribution] | None = None
+    forward: ForwardError | None = None
+    local: LocalError | None = None
+    blamed: tuple[LocalError, Attribution] | None = None
     nonfinite: int = 0
     unknown: set[str] = field(default_factory=set)
 
-    def add(self, e: ErrorRecord) -> None:
+    def add(self, e: ForwardError | LocalError) -> None:
         self.nonfinite += e.nonfinite
         if e.numberless is not None:
             self.unknown.add(e.numberless)
-        elif e.kind == "forward":
+        elif isinstance(e, ForwardError):
             self.forward = _larger(self.forward, e)
         else:
             self.local = _larger(self.local, e)
@@ -83,7 +92,7 @@ def _least(a: Attribution) -> tuple[bool, float]:
     return a.passes, a.share
 
 
-def _larger(before: ErrorRecord | None, e: ErrorRecord) -> ErrorRecord:
+def _larger(before: E | None, e: E) -> E:
     if before is None or (e.nonfinite, value(e.rel_l2)) > (before.nonfinite, value(before.rel_l2)):
         return e
     return before
@@ -130,7 +139,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     ``whole``: with the sizes that each accumulation would make, which name no cause.
     """
     accums, named_in = set(), set()
-    for e in of_kinds(errors, "local"):
+    for e in of_kinds(errors, LocalError):
         accums |= {k for k in e.explained or {} if k.startswith(SUMS)}
         named_in |= {e.point} if e.explained and e.max_diff else set()
     summing = [POINTS[p] for p in POINTS if POINTS[p].sums and p in named_in]
@@ -138,11 +147,11 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
         return None
     point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name
     sizes = {
-        hash((_place(e), e.candidate)): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point
+        hash((_place(e), e.candidate)): value(e.rel_l2) for e in of_kinds(errors, AccumulationError) if e.point == point
     }  # hashes as in unique.UniqueHashes
     ratios, shares = (defaultdict[str, "array[float]"](lambda: array("d")) for _ in range(2))
     policy, names, rows, named = array("d"), None, 0, 0
-    for e in of_kinds(errors, "local"):
+    for e in of_kinds(errors, LocalError):
         if e.point != point or not e.explained or not e.max_diff:
             continue
         a, rows = attribute(e), rows + 1
@@ -182,8 +191,8 @@ def _place(e: ErrorRecord) -> tuple[object, ...]:
 def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say how many local errors are explained, and name the first that is not."""
     rows, lost, later, unknown, why = 0, 0, 0, 0, ""
-    first: tuple[ErrorRecord, Attribution] | None = None
-    for e in of_kinds(errors, "local"):
+    first: tuple[LocalError, Attribution] | None = None
+    for e in of_kinds(errors, LocalError):
         if e.numberless is not None:
             unknown, why = unknown + 1, why or e.numberless
         if (a := attribute(e)) is not None:
@@ -219,7 +228,7 @@ def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the caches hold what was written."""
     rows = bad = unknown = 0
     first = ""
-    for e in of_kinds(errors, "state"):
+    for e in of_kinds(errors, StateError):
         if e.point in CACHES.values():
             rows, bad, unknown = rows + 1, bad + bool(e.mismatched), unknown + (e.numberless is not None)
             first = first or (f"layer {e.layer} {e.point}" if e.mismatched else "")
@@ -234,8 +243,8 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the program's FP64 shadow is the reference."""
     rows = lacking = far = 0
     largest, why = 0.0, ""
-    first: ErrorRecord | None = None
-    for e in of_kinds(errors, "formula"):
+    first: FormulaError | None = None
+    for e in of_kinds(errors, FormulaError):
         rows, size = rows + 1, farthest_formula(e)[0]
         if e.numberless is not None:
             lacking, why = lacking + 1, why or e.numberless
@@ -264,7 +273,7 @@ def _formula_order(e: ErrorRecord) -> tuple[int, int, int, int]:
 def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
     rows, largest = 0, None
-    for e in of_kinds(errors, "weights"):
+    for e in of_kinds(errors, WeightError):
         rows, largest = rows + 1, e if largest is None else max(largest, e, key=lambda e: value(e.rel_l2))
     if largest is None:
         absent = any(e.numberless == "weights" for e in errors)

@@ -12,7 +12,7 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import AccumulationError, ErrorRecord, PairError
 
 if TYPE_CHECKING:
     from precaudit.references.comparison.between import ReportedNumber
@@ -62,7 +62,7 @@ def _blame(x: SummaryLine) -> str:
 def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     """Return the size of each emulated accumulation's own error in attn_out, by layer."""
     worst: dict[tuple[int, str], ErrorRecord] = {}
-    for e in of_kinds(errors, "accum"):
+    for e in of_kinds(errors, AccumulationError):
         if e.layer is not None and POINTS[e.point].kind == "mix":
             key = (e.layer, e.candidate)
             if key not in worst or value(e.mae) > value(worst[key].mae):
@@ -161,7 +161,7 @@ def pair_by_point(errors: Sequence[ErrorRecord]) -> Table:
     """Return two runs against each other, one row a point with numbers: its layers that differ most, and how much."""
     groups: dict[str, dict[int | None, _Pairs]] = {}
     for e in errors:
-        if e.kind == "pair" and e.numberless is None:
+        if isinstance(e, PairError) and e.numberless is None:
             groups.setdefault(e.point, {}).setdefault(e.layer, _Pairs()).add(e)
     rows = []
     for point, by in groups.items():
@@ -191,7 +191,7 @@ def pair_table(errors: Sequence[ErrorRecord]) -> Table:
     """Return two runs against each other, one row a layer and point, by the worst."""
     groups: dict[tuple[int | None, str], _Pairs] = {}
     for e in errors:
-        if e.kind == "pair":
+        if isinstance(e, PairError):
             groups.setdefault((e.layer, e.point), _Pairs()).add(e)
     rows = []
     for (layer, point), p in groups.items():

@@ -11,7 +11,7 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 
 Text = Callable[[Sequence[int]], str]
 SHOWN = 10
@@ -57,7 +57,7 @@ def _ratio(found: tuple[float, ErrorRecord]) -> float:
 
 
 def _ratios(errors: Sequence[ErrorRecord]) -> Iterator[tuple[float, int, ErrorRecord]]:
-    for e in of_kinds(errors, "forward"):
+    for e in of_kinds(errors, ForwardError):
         ratio, position = (e.scopes or {}).get("token", {}).get("ratio", (None, 0))
         if ratio is not None and not isnan(value(ratio)):
             yield value(ratio), position, e
@@ -65,7 +65,7 @@ def _ratios(errors: Sequence[ErrorRecord]) -> Iterator[tuple[float, int, ErrorRe
 
 def _kls(errors: Sequence[ErrorRecord], wanted: Container[tuple[str, int]]) -> dict[tuple[str, int], float]:
     found: dict[tuple[str, int], float] = {}
-    for e in of_kinds(errors, "forward"):
+    for e in of_kinds(errors, ForwardError):
         if e.distribution is not None:
             for position, kl in zip(e.distribution.positions, e.distribution.kl, strict=False):
                 if (key := (e.prompt, position)) in wanted:

@@ -13,7 +13,7 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 
 SHOWN = 2  # layers a point, of each kind of error
 
@@ -67,7 +67,7 @@ def matrices(errors: Sequence[ErrorRecord]) -> list[Table]:
 def largest(errors: Sequence[ErrorRecord]) -> str:
     """Say where the largest forward error is, and how large the usual one."""
     worst, sizes = None, array("d")
-    for e in of_kinds(errors, "forward"):
+    for e in of_kinds(errors, ForwardError):
         if e.numberless is None and not e.nonfinite:
             sizes.append(value(e.rel_l2))
             worst = e if worst is None or value(e.rel_l2) > value(worst.rel_l2) else worst

@@ -2,7 +2,7 @@
 
 import gc
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.schema.records.base import Record
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import E, ErrorRecord
 from precaudit.schema.records.lines import decode_line
 
 R = TypeVar("R", bound=Record)
@@ -116,15 +116,14 @@ def _state(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def of_kinds(errors: Sequence[ErrorRecord], *kinds: str) -> Iterator[ErrorRecord]:
+def of_kinds(errors: Iterable[ErrorRecord], *kinds: type[E]) -> Iterator[E]:
     """Yield the error records of some kinds; of a file, lines of others are not parsed.
 
     The kind is looked for in a line's bytes as ``encode`` writes it, which cannot miss one.
     """
     if isinstance(errors, Filed):
-        found: Iterator[ErrorRecord] = (e for _, e in errors.with_lines(*(b'"kind":"%s"' % k.encode() for k in kinds)))
-        return (e for e in found if e.kind in kinds)
-    return (e for e in errors if e.kind in kinds)
+        errors = (e for _, e in errors.with_lines(*(b'"kind":"%s"' % k.kind.encode() for k in kinds)))
+    return (e for e in errors if isinstance(e, kinds))
 
 
 def of_place(errors: Sequence[ErrorRecord], layer: int | None, point: str) -> Iterator[ErrorRecord]:

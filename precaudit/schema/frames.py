@@ -8,9 +8,21 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from precaudit.schema.emulations import of_policy_alone
-from precaudit.schema.records.base import Record, value
+from precaudit.schema.records.base import Number, Record, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord, Scope
+from precaudit.schema.records.errors import (
+    ERROR_KINDS,
+    Distribution,
+    EmulatedError,
+    ErrorRecord,
+    ForwardError,
+    PairError,
+    PolicyError,
+    ProductError,
+    RatedError,
+    Scope,
+    StateError,
+)
 
 TEXT, WHOLE, REAL, TRUTH = "string", "Int64", "float64", "boolean"  # pandas' nullable formats; NaN is NaN
 SCOPED = {
@@ -84,7 +96,7 @@ def worst_columns() -> tuple[Column, ...]:
 
 
 def _field(name: str, record: object) -> Any:
-    return getattr(record, name)
+    return getattr(record, name, None)
 
 
 def _series(pandas: Any, c: Column, records: list[Any]) -> Any:
@@ -133,13 +145,23 @@ def _scopes() -> Iterator[Column]:
             yield Column(f"{scope}s", WHOLE, partial(_slices, scope))
 
 
+def _flat_errors() -> Iterator[Column]:
+    """Yield a column for every field of any kind of error record that is one text, number or truth value."""
+    kinds = (*get_args(ERROR_KINDS), ProductError)
+    found = {c.name: c for kind in kinds for c in flat(kind)}
+    for name, column in found.items():
+        yield column
+        if name == "point":
+            yield Column("kind", TEXT, partial(_field, "kind"))
+
+
 def _slices(scope: str, e: ErrorRecord) -> int | None:
-    return (e.slices or {}).get(scope)
+    return (e.slices or {}).get(scope) if isinstance(e, RatedError) else None
 
 
 def _remainder(name: str, part: str | int, e: ErrorRecord) -> Any:
     """Return a number of what the best emulation leaves."""
-    found = None if e.unexplained is None else getattr(e.unexplained, name)
+    found = getattr(getattr(e, "unexplained", None), name, None)
     if found is None or isinstance(found, float | str):
         return found
     at = getattr(found, part) if isinstance(part, str) else found[part]
@@ -156,39 +178,50 @@ def _unexplained_columns() -> Iterator[Column]:
     yield Column("componentwise_index", TEXT, partial(_remainder, "componentwise", 1))
 
 
+def _shares(e: ErrorRecord) -> dict[str, Number]:
+    return (e.explained or {}) if isinstance(e, EmulatedError) else {}
+
+
 def _best(e: ErrorRecord) -> str | None:
-    return max(e.explained, key=lambda name: _share(e, name)) if e.explained else None
+    shares = _shares(e)
+    return max(shares, key=lambda name: _share(e, name), default=None)
 
 
 def _share(e: ErrorRecord, name: str | None) -> float:
-    found = value((e.explained or {}).get(name or ""))
+    found = value(_shares(e).get(name or ""))
     return found if found == found else float("-inf")
 
 
 def _policy(e: ErrorRecord) -> Any:
     """Return the share of the declared policy's emulation, or of a program's equations."""
-    found = of_policy_alone(e.explained or {})
+    found = of_policy_alone(_shares(e))
     return None if found is None else found[1]
 
 
 def _explained_columns() -> Iterator[Column]:
     yield Column("explained_by", TEXT, _best)
-    yield Column("explained", REAL, lambda e: (e.explained or {}).get(_best(e) or ""))
+    yield Column("explained", REAL, lambda e: _shares(e).get(_best(e) or ""))
     yield Column("explained_policy", REAL, _policy)
     yield Column("elided", TEXT, _elided_places)
 
 
 def _elided_places(e: ErrorRecord) -> str | None:
-    return "; ".join(x for found in e.elided.values() for x in found) if e.elided else None
+    elided = e.elided if isinstance(e, EmulatedError) else None
+    return "; ".join(x for found in elided.values() for x in found) if elided else None
 
 
 def _rows(e: ErrorRecord) -> str | None:
-    return None if e.rows is None else ",".join(f"{first}:{end}" for first, end in e.rows)
+    rows = e.rows if isinstance(e, StateError | PolicyError) else None
+    return None if rows is None else ",".join(f"{first}:{end}" for first, end in rows)
+
+
+def _distribution(e: ErrorRecord) -> Distribution | None:
+    return e.distribution if isinstance(e, ForwardError | PairError) else None
 
 
 def _row(e: ErrorRecord) -> int | None:
     """Return which row of logits is farthest from the reference; one that is NaN is."""
-    d = e.distribution
+    d = _distribution(e)
     if d is None or not d.kl:
         return None
     sizes = [value(k) for k in d.kl]
@@ -196,7 +229,7 @@ def _row(e: ErrorRecord) -> int | None:
 
 
 def _at(name: str, e: ErrorRecord) -> Any:
-    row, d = _row(e), e.distribution
+    row, d = _row(e), _distribution(e)
     found = None if row is None or d is None else getattr(d, name)
     return None if found is None or row is None else found[row]
 
@@ -204,7 +237,7 @@ def _at(name: str, e: ErrorRecord) -> Any:
 def _logits() -> Iterator[Column]:
     for name, field, dtype in (("kl", "kl", REAL), ("kl_noise", "kl_noise", REAL), ("kl_index", "positions", WHOLE)):
         yield Column(name, dtype, partial(_at, field))
-    yield Column("top1", REAL, lambda e: None if e.distribution is None else _mean(e.distribution.top1))
+    yield Column("top1", REAL, lambda e: None if (d := _distribution(e)) is None else _mean(d.top1))
 
 
 def _mean(numbers: tuple[float, ...]) -> float | None:
@@ -212,7 +245,7 @@ def _mean(numbers: tuple[float, ...]) -> float | None:
 
 
 ERRORS = (
-    *flat(ErrorRecord),
+    *_flat_errors(),
     Column("rows", TEXT, _rows),
     *worst_columns(),
     *_unexplained_columns(),

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import E
 
 ORDER = {name: i for i, name in enumerate(POINTS)}
 ORDINALS = {2: "second", 3: "third"}
@@ -37,9 +37,9 @@ class Place(NamedTuple):
         where = f"layer {self.layer} {self.point}" if self.layer is not None else self.point
         return f"{where} ({self.prompt} {self.phase} {self.step})" if self.prompt else where
 
-    def record(self, kind: Any, candidate: str, reference: str, **numbers: Any) -> ErrorRecord:
-        """Return an error record here."""
-        return ErrorRecord(**self._asdict(), kind=kind, candidate=candidate, reference=reference, **numbers)
+    def record(self, kind: type[E], candidate: str, reference: str, **numbers: Any) -> E:
+        """Return an error record of a kind here."""
+        return kind(**self._asdict(), candidate=candidate, reference=reference, **numbers)
 
 
 def point_text(x: Any) -> str:

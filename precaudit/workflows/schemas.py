@@ -24,7 +24,8 @@ from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.programs import ProgramRun
 from precaudit.reports.sweep import SweepRow
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord, ProbeRecord
+from precaudit.schema.records.errors import ERROR_KINDS
+from precaudit.schema.records.probe import ProbeRecord
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.schema.records.sketches import SketchRecord
 
@@ -33,7 +34,7 @@ FILES = {
     "prompts.jsonl": PromptRecord,
     "steps.jsonl": StepRecord,
     "points.jsonl": PointRecord,
-    "errors.jsonl": ErrorRecord,
+    "errors.jsonl": ERROR_KINDS,
     "prefill_decode.jsonl": PrefillDecodeRecord,
     "compare.json": CompareRecord,
     "findings.jsonl": Finding,

@@ -10,6 +10,7 @@ from precaudit.diagnosis.bisection.passes import PassSides, most_together, passe
 from precaudit.interpreters.tpu.texts import hlo_text
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.schema.places import Place
+from precaudit.schema.records.errors import PairError
 
 
 def test_the_passes_that_changed_a_module_are_read_from_the_names_of_xla_s_files():
@@ -50,7 +51,7 @@ def test_records_of_a_program_are_in_the_order_in_which_it_makes_them():
     points = [ProgramPoint(name=n, **made | ({} if n in "bc" else {"stacked": ()})) for n in "abcd"]
     held = {"call": {p.name: p for p in points}}
     order = [(0, None, "a"), (0, 0, "b"), (0, 0, "c"), (0, 1, "b"), (0, 2, "c"), (0, None, "d"), (1, None, "a")]
-    each = [Place("p", "call", step, layer, name).record("pair", "x", "y") for step, layer, name in order]
+    each = [Place("p", "call", step, layer, name).record(PairError, "x", "y") for step, layer, name in order]
     backwards = each[::-1]
     assert sorted(backwards, key=lambda e: program_order(e, held)) == each
 

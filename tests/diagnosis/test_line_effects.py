@@ -21,7 +21,7 @@ from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.program_diagnosis import growth_sentences, program_diagnosis_report
 from precaudit.schema.metrics.logits import kl
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ForwardError
 
 ROWS, WIDTH, LAYERS, VOCAB = 96, 64, 6, 128
 DRAW = np.random.default_rng(3)
@@ -287,8 +287,8 @@ def test_the_bytes_a_line_takes_more_are_to_float32():
 def test_a_jump_is_told_before_what_grows_more():
     sizes = {"steady": (1e-3, 2.5e-3, 6e-3, 1.5e-2), "jumps": (1e-3, 1e-3, 4e-3, 4e-3), "short": (1e-3, 1e-1)}
     errors = [
-        ErrorRecord(
-            prompt="a", phase="call", step=0, layer=i, point=name, kind="forward", candidate="", reference="fp64",
+        ForwardError(
+            prompt="a", phase="call", step=0, layer=i, point=name, candidate="", reference="fp64",
             rel_l2=x,
         )
         for name, each in sizes.items() for i, x in enumerate(each)

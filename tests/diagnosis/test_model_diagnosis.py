@@ -41,7 +41,7 @@ from precaudit.references.mutations.flash import Flash
 from precaudit.references.mutations.forms import Inputs, quantiser, usual_form
 from precaudit.reports.diagnosis import diagnosis_report, growth_lines, jumps, spans
 from precaudit.schema.graphs.decoder import present
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.records.lines import read_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.runs import everything, record
@@ -168,7 +168,7 @@ def test_planted_errors_are_the_local_errors(whole):
     with jax.enable_x64(True):
         call = plant(lambda p, t, x, b, r: subject.decoder.prefill(p, t, x, b, r, None)[0], "force")
         _, errors = call(values, subject.parameters, exact_tables(subject, n), tokens, np.zeros(1, np.int32), rows)
-    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)
     local = {(e.layer, e.point): e for e in kept if (e.kind, e.phase) == ("local", "prefill")}
     for point in points:
         for layer in range(5):
@@ -191,7 +191,7 @@ def test_two_views_part_where_attention_sums_another_shape(whole):
 @pytest.mark.slow
 def test_the_same_text_another_way(whole):
     recorded, subject = whole
-    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)
     found = {w.way: w for w in invariance(recorded, subject, kept)}
     assert found["the same again"].status == "bit-identical"
     assert {w.status for w in found.values()} <= {"bit-identical", "rounding"}
@@ -297,7 +297,7 @@ def test_flips_of_a_run_are_near_where_sigma_says(whole, tmp_path):
 
 def test_growth_says_where_it_jumps(whole):
     recorded, _ = whole
-    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)
     assert "without a jump" in jumps(kept)
     risen = [
         msgspec.structs.replace(e, rel_l2=float(e.rel_l2) * 10)
@@ -398,7 +398,7 @@ def test_how_errors_depend_on_position():
 
 def test_closure_tells_what_excess_precision_keeps(whole):
     recorded, subject = whole
-    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ERROR_KINDS)
     found = {
         c.format: c for c in closure(recorded, Model(subject.config, subject.checkpoint.tensors.read_tensor), kept)
     }

@@ -9,8 +9,9 @@ from precaudit.judging.baselines import Baseline, BaselineLine, frozen_place
 from precaudit.judging.budgets import METRICS, Known, keeps_limit, metric_of, ratchet, read_budgets, resolve_budgets
 from precaudit.judging.gate import gate
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records.errors import Distribution, ErrorRecord, Narrow, Signed, Unexplained
+from precaudit.schema.records.errors import ERROR_KINDS, Distribution, Narrow, Signed, Unexplained
 from precaudit.schema.records.lines import write_lines
+from tests.helpers.error_kinds import KINDS, known_fields
 
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3
@@ -36,7 +37,7 @@ def error(point="q", kind="local", **fields):
             "token": {"rel_l2": (0.02, 5), "max_diff": (0.1, 5), "excess": (0.5, 5)}, "head": {"excess": (0.5, 1)},
         },
     }  # fmt: skip
-    return ErrorRecord(point=point, kind=kind, **(given | fields))
+    return KINDS[kind](point=point, **(known_fields(kind, given) | fields))
 
 
 def written(path, text):
@@ -248,9 +249,12 @@ def test_every_metric_is_told_from_a_record():
         positions=(3, 4), kl=(0.1, 0.3), kl_noise=None, top1=(1.0, 1.0), top5=(1.0, 1.0), top50=(1.0, 1.0),
         rank=(0, 0), logprob_error=(0.0, 0.0), gap=(1.0, 1.0), tv=(0.0, 0.1),
     )  # fmt: skip
-    e = error(mismatched=0, distribution=kls, narrow=Narrow(cause="", says="", error=0.02, wide=0.01))
-    assert {m for m in METRICS if metric_of(e, m, "tensor") is None} == set()
-    assert metric_of(e, "kl", "tensor") == (0.3, None)
+    e = error(narrow=Narrow(cause="", says="", error=0.02, wide=0.01))
+    logits = error(kind="forward", distribution=kls)
+    each = (e, logits, error(kind="state", mismatched=0))
+    assert {m for m in METRICS if all(metric_of(x, m, "tensor") is None for x in each)} == set()
+    assert metric_of(logits, "kl", "tensor") == (0.3, None)
+    assert metric_of(e, "kl", "tensor") is None
     assert metric_of(e, "price", "tensor") == (2.0, None)
     assert metric_of(e, "componentwise", "tensor") == (0.5, (0, 0))
     assert metric_of(e, "rel_l2", "token") == (0.02, 5)
@@ -486,5 +490,5 @@ def test_the_last_layer_of_a_file_can_be_named(tmp_path):
 
 def test_records_survive_their_file(tmp_path):
     write_lines(tmp_path / "errors.jsonl", [error(snr="inf", rel_l2=0.0)])
-    e = msgspec.json.decode((tmp_path / "errors.jsonl").read_bytes(), type=ErrorRecord)
+    e = msgspec.json.decode((tmp_path / "errors.jsonl").read_bytes(), type=ERROR_KINDS)
     assert metric_of(e, "snr", "tensor") == (float("inf"), None)

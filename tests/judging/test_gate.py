@@ -30,7 +30,14 @@ from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import (
+    ERROR_KINDS,
+    AccumulationError,
+    ForwardError,
+    LocalError,
+    WeightError,
+    as_kind,
+)
 from precaudit.schema.records.lines import encode, read_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import ROOT
@@ -138,8 +145,10 @@ def scaled(found, factor):
     """Return a comparison in which every error is ``factor`` times as large, and the emulated ones are as they were."""
 
     def larger(e):
-        sizes = {"rel_l2": value(e.rel_l2) * factor, "ratio": value(e.ratio) * factor if e.ratio is not None else None}
-        return change(e, **sizes) if e.kind in ("local", "forward") else e
+        if not isinstance(e, LocalError | ForwardError):
+            return e
+        ratio = value(e.ratio) * factor if e.ratio is not None else None
+        return change(e, rel_l2=value(e.rel_l2) * factor, ratio=ratio)
 
     return replace(found, errors=[larger(e) for e in found.errors])
 
@@ -192,7 +201,7 @@ def test_nonfinite_wins_over_missing(lines, frozen):
 
 def test_nothing_judged_is_no_pass(lines):
     errors, write = lines
-    for kept in ([], [change(errors[0], kind="accum"), change(errors[0], kind="weights")]):
+    for kept in ([], [as_kind(errors[0], AccumulationError), as_kind(errors[0], WeightError)]):
         found = gate(write(kept))
         assert (found.counts, found.exit_code) == ({}, 3)
 
@@ -293,7 +302,7 @@ def test_a_missing_record_excuses_no_failure(honest):
     errors = list(honest.errors)
     for i, e in enumerate(errors):
         if (e.kind, e.point, e.layer, e.phase) == ("local", "q", 0, "prefill"):
-            errors[i] = ErrorRecord(e.prompt, e.phase, 0, 0, "q", "local", "run", "fp64", missing="gone")
+            errors[i] = Place(e.prompt, e.phase, 0, 0, "q").record(LocalError, "run", "fp64", missing="gone")
         if (e.kind, e.point, e.layer, e.phase) == ("local", "attn_out", 0, "prefill"):
             errors[i] = change(e, unexplained=change(e.unexplained, excess=1e6))
     found = gate(replace(honest, errors=errors))
@@ -608,7 +617,7 @@ def test_other_versions_are_a_note(honest, frozen):
 
 
 def test_a_place_of_the_baseline_that_was_not_requested_is_missing(honest, tmp_path):
-    wider = change(honest.errors[-1], kind="forward", prompt="p7", layer=None, point="logits")
+    wider = as_kind(honest.errors[-1], ForwardError, prompt="p7", layer=None, point="logits")
     path = tmp_path / "wider.jsonl"
     freeze(replace(honest, errors=[*honest.errors, wider]), path)
     found = gate(honest, baseline=path)
@@ -649,7 +658,7 @@ def at(e, path, new):
         inner = inner[key]
     assert inner[last] is not None
     inner[last] = new
-    return msgspec.convert(raw, ErrorRecord)
+    return msgspec.convert(raw, ERROR_KINDS)
 
 
 LOCAL = [
@@ -707,7 +716,7 @@ def test_a_record_without_numbers_is_unknown(honest):
     e = local_of(honest)
     assert judge(change(e, unexplained=None), LIMITS).status == "unknown"
     assert judge(change(e, unexplained=change(e.unexplained, excess=None)), LIMITS).status == "unknown"
-    assert judge(change(e, kind="forward", ratio=None), LIMITS).status == "unknown"
+    assert judge(as_kind(e, ForwardError, ratio=None), LIMITS).status == "unknown"
     assert judge(change(e, unknown="no emulation"), LIMITS).text == "no emulation"
 
 
@@ -715,7 +724,7 @@ def test_nonfinite_and_missing_are_not_judged_by_size(honest):
     e = local_of(honest)
     assert judge(change(e, nonfinite=1), LIMITS).status == "nonfinite"
     assert judge(change(e, missing="gone", nonfinite=1), LIMITS).status == "missing"
-    assert judge(change(e, kind="accum", nonfinite=1), LIMITS) is None
+    assert judge(as_kind(e, AccumulationError, nonfinite=1), LIMITS) is None
 
 
 def test_a_cache_that_differs_in_one_element_fails(honest):
@@ -846,7 +855,7 @@ def test_run_and_file_agree_on_an_injected_fault(honest, lines):
 
 
 def test_what_the_gate_reads_is_what_compare_wrote(honest):
-    assert recall(honest.folder).errors == read_lines(honest.folder / "errors.jsonl", ErrorRecord)
+    assert recall(honest.folder).errors == read_lines(honest.folder / "errors.jsonl", ERROR_KINDS)
     pairs = read_lines(honest.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     assert pairs == honest.prefill_decode
 

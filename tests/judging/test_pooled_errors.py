@@ -18,6 +18,7 @@ from precaudit.models.jax_decoder.arithmetic import Arithmetic
 from precaudit.reports.headline import headline
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
+from precaudit.schema.records.errors import ForwardError, LocalError
 
 DRAW = np.random.default_rng(0)
 
@@ -31,7 +32,7 @@ def records(prompts=6, calls=4, ratio=1.0, gain=0.0, n=512, layer=2, point="q"):
             g = 1e-2 * (gain + float(DRAW.normal(0.0, 0.1)))
             place = Place(f"p{i}", "decode", step, layer, point)
             made.append(
-                place.record("forward", "run", "fp64", n=n, rel_l2=1e-2 * r, ratio=r, noise=1e-2, gain=g, mae=0.0)
+                place.record(ForwardError, "run", "fp64", n=n, rel_l2=1e-2 * r, ratio=r, noise=1e-2, gain=g, mae=0.0)
             )
     return made
 
@@ -99,7 +100,7 @@ def test_the_sentence_says_of_how_many_and_which_way():
 
 def test_it_inherits_from_a_fault_before_it():
     (after,) = pooled_verdicts(records(ratio=3.0), default_limits())
-    broken = Place("p0", "prefill", 0, 1, "attn_out").record("local", "run", "fp64", n=4, nonfinite=1)
+    broken = Place("p0", "prefill", 0, 1, "attn_out").record(LocalError, "run", "fp64", n=4, nonfinite=1)
     verdict = judge(broken, default_limits())
     statuses = {v.point: v.status for v in inheriting([verdict, after])}
     assert statuses == {"attn_out": "nonfinite", "q": "input suspect"}

@@ -3,14 +3,14 @@
 from precaudit.judging.programs import suspect
 from precaudit.judging.rules import judge
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records.errors import ErrorRecord
+from tests.helpers.error_kinds import KINDS
 
 PREFILL, DECODE = "prefill call", "decode call"
 
 
 def record(kind, phase, step, point, layer=None, reference="fp64", **numbers):
-    return ErrorRecord(
-        prompt="a", phase=phase, step=step, layer=layer, point=point, kind=kind, candidate="run", reference=reference,
+    return KINDS[kind](
+        prompt="a", phase=phase, step=step, layer=layer, point=point, candidate="run", reference=reference,
         dtype="float32", n=4, **numbers,
     )  # fmt: skip
 

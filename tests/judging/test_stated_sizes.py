@@ -14,6 +14,7 @@ from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline, how_far
 from precaudit.schema.digits import percent
 from precaudit.schema.places import Place
+from tests.helpers.error_kinds import KINDS
 
 AT = Place("a", "call", 0, 3, "scores")
 
@@ -64,7 +65,7 @@ def test_a_stated_limit_fails_it_and_one_that_it_keeps_does_not(folder, capsys):
 def test_the_largest_of_each_kind_counts_and_what_is_not_finite_does_not():
     sizes = Sizes()
     for kind, size in (("forward", 0.2), ("forward", 0.73), ("forward", "nan"), ("local", 0.4), ("accum", 9.0)):
-        sizes.add(AT.record(kind, "run", "fp64", rel_l2=size))
+        sizes.add(AT.record(KINDS[kind], "run", "fp64", rel_l2=size))
     found = sizes.farthest({"scores": ("1 pass",)})
     assert (found.whole, found.own, found.ways) == (0.73, 0.4, ("1 pass",))
     assert how_far(found, {"scores": "models/rope.py:9"}) == (

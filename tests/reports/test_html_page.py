@@ -42,6 +42,7 @@ from precaudit.reports.tokens import text_of, token_ids, worst_ratios
 from precaudit.schema.glossary import look_up
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
+from precaudit.schema.records.errors import FormulaError, as_kind
 from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.hostile import BAD, MARKDOWN, TAGS, Page, texts
@@ -207,7 +208,7 @@ def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
     """A formula that is another, a tensor that is not there, and two views that part have no local record."""
     found = gather_run(honest)
     one = next(e for e in found.errors if (e.kind, e.point, e.layer) == ("forward", "attn_out", 4))
-    formula = msgspec.structs.replace(one, kind="formula", rel_l2=0.3, scopes=None)
+    formula = as_kind(one, FormulaError, rel_l2=0.3, scopes=None)
     missing = Verdict(
         status="missing", kind="local", prompt="a", phase="prefill", layer=3, point="gone", text="no such"
     )

@@ -31,6 +31,7 @@ from precaudit.reports.terminal import print_report
 from precaudit.reports.tokens import quote_tokens
 from precaudit.reports.worst import explained_by
 from precaudit.schema.digits import error_share
+from precaudit.schema.records.errors import FormulaError, as_kind
 from precaudit.schema.selection import Selection
 from tests.helpers.runs import everything, record
 
@@ -266,9 +267,7 @@ def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, cap
     found = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert gate(found).exit_code == 0
     place = next(e for e in found.errors if e.kind == "local" and e.point == "scores")
-    formula = msgspec.structs.replace(
-        place, kind="formula", rel_l2=0.5, explained=None, scopes={"token": {"rel_l2": (0.5, 0)}}
-    )
+    formula = as_kind(place, FormulaError, rel_l2=0.5, scopes={"token": {"rel_l2": (0.5, 0)}})
     sentence = headline(gate(replace(found, errors=[*found.errors, formula])), "runs/a").sentence
     assert "the formula is not the reference's: it differs by 0.5 without any rounding" in sentence
     assert cli(["compare", str(tmp_path / "run"), "--layers", "1"]) == 0

@@ -25,6 +25,7 @@ from precaudit.reports.session import app, jobs, reading
 from precaudit.reports.session.filters import look_of, narrowed, parse_filters
 from precaudit.reports.session.grid import Grid
 from precaudit.schema.records.comparisons import CompareRecord
+from precaudit.schema.records.errors import SumError, as_kind
 from precaudit.schema.records.lines import read_record, write_lines
 from precaudit.schema.selection import Filters
 from tests.helpers.hostile import BAD
@@ -154,7 +155,7 @@ def test_a_selection_names_what_was_recorded(honest):
     its = [replace(c, layer=i) for i in (3, 1, 2) for c in every if (c.layer, c.point) in ((3, "k"), (3, "v"))]
     logits = [c for c in every if c.layer is None]
     assert narrowed(Filters(None, "q", "decode"), [*its, *logits]) == Filters("1:4", "k,v,final_norm,logits", "decode")
-    told = [replace(c, worst=msgspec.structs.replace(c.worst, kind="sums")) for c in its]
+    told = [replace(c, worst=as_kind(c.worst, SumError)) for c in its]
     assert narrowed(ALL, told) == Filters("1:4")  # with what sums of rows tell of
 
 

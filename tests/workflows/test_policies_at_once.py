@@ -18,7 +18,7 @@ from precaudit.reports import fitting
 from precaudit.reports.policies import PolicyRow, policies_report, row_texts
 from precaudit.schema.digits import short
 from precaudit.schema.policies import load_policy
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.records.lines import read_lines
 from precaudit.workflows import several
 from tests.helpers.paths import FIXTURES
@@ -75,7 +75,7 @@ def test_the_table_is_of_the_records(folder, compared):
     rows, _ = compared
     assert [(r.policy, r.run) for r in rows] == [("bf16", "bf16"), ("fp32", "fp32")], "the first policy first"
     for row in rows:
-        errors = read_lines(folder / "runs" / row.run / "errors.jsonl", ErrorRecord)
+        errors = read_lines(folder / "runs" / row.run / "errors.jsonl", ERROR_KINDS)
         local = max((e for e in errors if e.kind == "local"), key=lambda e: e.rel_l2)
         logits = [e for e in errors if e.kind == "forward" and e.point == "logits"]
         assert (row.local, row.where) == (local.rel_l2, _at(local))

@@ -15,7 +15,7 @@ import precaudit
 from precaudit import assert_close, assert_within_budget
 from precaudit.numbers.arrays import as_format
 from precaudit.schema.policies import Policy
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import StateError
 from precaudit.schema.records.lines import encode
 from tests.helpers.paths import ROOT
 
@@ -275,8 +275,8 @@ def test_a_failure_names_formats_and_cut_digits():
 
 
 def record(point, **fields):
-    return ErrorRecord(
-        prompt="p", phase="decode", step=0, layer=1, point=point, kind="state", candidate="run", reference="state",
+    return StateError(
+        prompt="p", phase="decode", step=0, layer=1, point=point, candidate="run", reference="state",
         **fields,
     )  # fmt: skip
 

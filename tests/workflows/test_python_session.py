@@ -23,8 +23,10 @@ from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
 from precaudit.references.comparison.compare import CompareOptions
 from precaudit.reports.cards import WIDE, card_text
 from precaudit.reports.points import recorded_entries
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.frames import ERRORS, SCOPED, errors_frame
 from precaudit.schema.prompts import Prompt
+from precaudit.schema.records.errors import LocalError
 from precaudit.schema.selection import Selection
 from precaudit.workflows.keywords import FILTERS, option_names
 from tests.helpers.hostile import HOSTILE
@@ -269,7 +271,7 @@ def test_keywords_are_the_command_line_s(tmp_path):
     assert again.record.requested.layers == (1,)
     found = precaudit.compare(again, accum="float16", cache=tmp_path / "refs", prompt=["hi"], phases="prefill")
     assert {e.phase for e in found.errors} == {"prefill"}
-    assert {n for e in found.errors for n in e.explained or {}} == {
+    assert {n for e in of_kinds(found.errors, LocalError) for n in e.explained or {}} == {
         "policy:bf16", "accum:float16", "policy:bf16+accum:float16",
     }  # fmt: skip
     options = CompareOptions(accum=(), cache=tmp_path / "refs")

@@ -20,7 +20,7 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.references.alone import measure_alone
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.sizes import norm
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, StateError
 
 KERNEL, REFERENCE = "kernel", "reference"
 STRICT = "strict"  # the kernel compiled without excess precision
@@ -137,13 +137,12 @@ class GradientCase:
         found = []
         for name, a, b in zip(self.names, self.runs[KERNEL], again, strict=True):
             if a.tobytes() != b.tobytes():
-                r = ErrorRecord(
+                r = StateError(
                     prompt=self.name,
                     phase=AGAIN,
                     step=0,
                     layer=None,
                     point=f"{KERNEL}.{name}",
-                    kind="state",
                     candidate=KERNEL,
                     reference=KERNEL,
                     n=a.size,

@@ -13,6 +13,7 @@ from precaudit.checks.gradients.mistakes import KNOWN, Explained, Mistakes
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import LocalError, StateError
 
 NEARLY = 0.9  # of an error that is a factor of the whole array
 SOME, NAMED = 0.1, 3  # of an error's energy, that a line is named for; and at most how many
@@ -164,7 +165,7 @@ def verdict_text(f: ArrayFinding, every: Sequence[ArrayFinding], why: str, more:
     r, v = f.record, f.verdict
     at = f"{f.array} ({f.case}{more})"
     side = "the kernel without excess precision" if f.side == STRICT else f.side
-    if r.phase == AGAIN:
+    if isinstance(r, StateError):
         return f"{side}: {at}: {r.mismatched:,} of {r.n:,} elements differ in a second run on the same inputs"
     if v.value is None or f.distance is None:
         return f"{side}: {at}: {v.text}"
@@ -183,7 +184,8 @@ def verdict_text(f: ArrayFinding, every: Sequence[ArrayFinding], why: str, more:
 
 def _factor_text(f: ArrayFinding) -> str:
     """Return by which factor an array is off, where that is nearly all of its error."""
-    gain = f.record.unexplained.gain if f.record.unexplained is not None else None
+    left = f.record.unexplained if isinstance(f.record, LocalError) else None
+    gain = left.gain if left is not None else None
     if gain is None or f.distance is None or abs(value(gain.value)) < NEARLY * f.distance.normwise:
         return ""
     factor = digits(1 + value(gain.value), 6)

@@ -15,7 +15,7 @@ from precaudit.judging.gate import judge_records
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.formats import ALIASES
-from precaudit.schema.records.errors import ProbeRecord
+from precaudit.schema.records.probe import ProbeRecord
 
 METRICS = ("rel_l2", "mae", "max_diff", "max_ulp", "bits_lost", "cosine", "snr")
 SENTENCE = re.compile(r"(?P<what>.+?) (?:worse than (?P<limit>\S+)(?: (?P<metric>\S+))?|(?P<replaced>replaced))")
@@ -44,7 +44,7 @@ class FailOn:
 
     def under(self, records: Sequence[ProbeRecord]) -> Iterator[ProbeRecord]:
         """Yield the records that it judges."""
-        its = [r for r in records if self.budget.matches("product", r.phase, r.layer, r.point)]
+        its = [r for r in records if self.budget.matches("product", r.operands, None, r.point)]
         its = [r for r in its if not self.is_replacement or r.asked is not None]
         taken = [r for r in its if r.unknown is None]
         yield from its if self.exactly or not taken else taken
@@ -107,12 +107,13 @@ def judge_sentences(name: str, records: Sequence[ProbeRecord], asked: Sequence[F
     stated = [f for f in asked if not f.is_replacement]
     mine = {id(r): r for f in stated for r in f.under(records)}
     verdicts = [_replacement_verdict(r, f) for f in asked if f.is_replacement for r in f.under(records)]
-    return judge_records(name, mine.values(), [f.budget for f in stated], verdicts)
+    return judge_records(name, (r.product() for r in mine.values()), [f.budget for f in stated], verdicts)
 
 
 def _replacement_verdict(r: ProbeRecord, f: FailOn) -> Verdict:
+    e = r.product()
     if r.unknown is not None or r.honoured == "undecided":
-        return Verdict.of(r, "unknown", text=r.unknown or f"what {r.asked} was replaced by is not known", why=f.text)
+        return Verdict.of(e, "unknown", text=r.unknown or f"what {r.asked} was replaced by is not known", why=f.text)
     if r.honoured == "yes":
-        return Verdict.of(r, "pass", why=f.text)
-    return Verdict.of(r, "fail", text=f"asked for {r.asked}, computed in {' or '.join(r.made)}", why=f.text)
+        return Verdict.of(e, "pass", why=f.text)
+    return Verdict.of(e, "fail", text=f"asked for {r.asked}, computed in {' or '.join(r.made)}", why=f.text)

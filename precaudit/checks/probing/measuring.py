@@ -19,7 +19,8 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance
 from precaudit.schema.metrics.sizes import sizes
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.errors import ProbeRecord, Worst
+from precaudit.schema.records.errors import Worst
+from precaudit.schema.records.probe import ProbeRecord
 
 ENOUGH = 1 << 16  # scores that say what they were made of; the errors are those of all
 OF_FLOATS = ("max_ulp", "bits_lost")
@@ -99,15 +100,10 @@ class _Given:
         """Return a record of these operands."""
         version = f"jax {jax.__version__}" if target is None else f"libtpu {libtpu_version()}"
         return ProbeRecord(
-            prompt=self.shape.text,
-            phase=self.q.dtype.name,
-            step=0,
-            layer=None,
-            point=point(way.name, target),
-            kind="product",
-            candidate=candidate,
-            reference="fp64",
+            shape=self.shape.text,
+            operands=self.q.dtype.name,
             way=way.name,
+            candidate=candidate,
             version=version,
             asked=way.asked,
             target=target.name if target else None,
@@ -177,5 +173,5 @@ def _time(made: Sequence[ProbeRecord], calls: dict[int, Callable[[], Any]]) -> l
         first = found[next(iter(calls))]
         mine = seconds[:, column]
         took, ratio = (tuple(map(json_number, quartiles(x))) for x in (mine, mine / seconds[:, 0]))
-        found[i] = msgspec.structs.replace(made[i], seconds=took, time=ratio, first=f"{first.phase} {first.way}")
+        found[i] = msgspec.structs.replace(made[i], seconds=took, time=ratio, first=f"{first.operands} {first.way}")
     return found

@@ -17,7 +17,7 @@ from precaudit.recording.tracing.devices import choose_device, platform_of
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import REAL, Column, flat, frame, list_column
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ProbeRecord
+from precaudit.schema.records.probe import ProbeRecord
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,7 +13,7 @@ from precaudit.recording.runs.programs import ProgramPoint, is_program_run, open
 from precaudit.references.comparison.between import compare_runs
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import json_number, value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, PairError
 
 SILENT = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}  # that compute nothing
 SAID = ("operand_precision", "algorithm", "custom_call_target", "kind")
@@ -26,7 +26,7 @@ def first_parted(good: Path, bad: Path) -> Parted | None:
 
     Before it other orders of float32 sums may have moved single elements. None where no tensor differs.
     """
-    differ = [e for e in compare_runs(bad, good).errors if e.kind == "pair" and e.max_diff not in (0, None)]
+    differ = [e for e in compare_runs(bad, good).errors if isinstance(e, PairError) and e.max_diff not in (0, None)]
     if not differ:
         return None
     points: dict[str, dict[str, ProgramPoint]] = {}

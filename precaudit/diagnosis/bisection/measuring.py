@@ -16,6 +16,7 @@ from precaudit.recording.tracing.subject import Subject
 from precaudit.recording.tracing.trace import TraceOptions, check_request, trace
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.compare import CompareOptions, compare
+from precaudit.schema.records.errors import PairError
 from precaudit.schema.selection import Selection
 
 
@@ -54,7 +55,7 @@ def read_figures(folder: Path, good: Path, against: str, criterion: Criterion) -
     if criterion.name == "differing":
         return {"differing": float(compare_bits(open_any(good), open_any(folder)).differing)}
     if against == "good":
-        return error_figures(compare_runs(folder, good).errors, "pair")
+        return error_figures(compare_runs(folder, good).errors, PairError)
     figures = error_figures(records_of(recall_any(folder)))
     return figures | ({"verdict": float(gate(folder).exit_code)} if criterion.name == "verdict" else {})
 

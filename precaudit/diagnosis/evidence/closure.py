@@ -17,7 +17,7 @@ from precaudit.schema.metrics.sizes import canonical, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, recorded_policy
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, LocalError
 
 LOOKED_AT = 12  # operations of a format made again without excess precision
 
@@ -38,9 +38,9 @@ class Closure(NamedTuple):
 def closure(recorded: Recorded, model: Model, errors: Sequence[ErrorRecord]) -> list[Closure]:
     """Return the closure of local records by format of the output."""
     policy = recorded_policy(recorded.run.record)
-    groups: dict[str, list[ErrorRecord]] = defaultdict(list)
+    groups: dict[str, list[LocalError]] = defaultdict(list)
     for e in errors:
-        if e.kind == "local" and e.unexplained is not None and e.dtype is not None:
+        if isinstance(e, LocalError) and e.unexplained is not None and e.dtype is not None:
             groups[e.dtype].append(e)
     found = []
     for name, records in sorted(groups.items()):

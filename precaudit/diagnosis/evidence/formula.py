@@ -13,12 +13,12 @@ from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import read_compare_record
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
+from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import SAME, farthest_formula
 from precaudit.schema.places import LAST, ORDER, Place
 from precaudit.schema.records.base import json_number, value
-from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.records.lines import read_lines
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord, FormulaError
 
 PHASES = ("prefill", "decode")
 NAME = "formula.json"
@@ -50,7 +50,7 @@ def first_parting(
     return write_kept(run.folder, NAME, [made])[0] if kept else made
 
 
-def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
+def _summary(given: FormulaRecord, records: Sequence[FormulaError]) -> FormulaRecord:
     """Return where records first part in each phase, the prompt that is of, and the largest distance."""
     found = [
         (e.prompt, Differs(**_place(e), distance=json_number(farthest_formula(e)[0])))
@@ -70,12 +70,12 @@ def _place(e: ErrorRecord) -> dict[str, Any]:
     return {"phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point}
 
 
-def _formula_records(run: Run) -> list[ErrorRecord]:
+def _formula_records(run: Run) -> list[FormulaError]:
     """Return the formula records compare wrote about this very run."""
     held = read_compare_record(run)
     if held is None or not any(selected.formula for selected in held.selections):
         return []
-    return [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if e.kind == "formula"]
+    return list(of_kinds(Filed(run.folder / "errors.jsonl", ERROR_KINDS), FormulaError))
 
 
 def right_until(formula: FormulaRecord, place: Place) -> bool:

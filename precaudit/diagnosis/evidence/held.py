@@ -5,7 +5,7 @@ from typing import NamedTuple
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.schema.digits import digits
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import EmulatedError
 
 
 class StatedCause(NamedTuple):
@@ -16,7 +16,7 @@ class StatedCause(NamedTuple):
     says: str
 
 
-def lost_text(e: ErrorRecord, dtype: str) -> str:
+def lost_text(e: EmulatedError, dtype: str) -> str:
     """Return which whole numbers a format does not hold, how far off the others are, and how many collide."""
     which = f"{e.lost:,} of {e.n:,} whole numbers are stored as others"
     if e.lost_between is not None:
@@ -27,7 +27,7 @@ def lost_text(e: ErrorRecord, dtype: str) -> str:
     return f"{which}{off}{collide}: {dtype} does not have them"
 
 
-def held_cause(e: ErrorRecord, p: ProgramPoint) -> StatedCause | None:
+def held_cause(e: EmulatedError, p: ProgramPoint) -> StatedCause | None:
     """Return what a local record of a point tells of its cause; None where it tells nothing."""
     at = f"{p.name} ({p.source})"
     if e.lost:

@@ -10,8 +10,9 @@ from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import layers_text
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import EmulatedError, ErrorRecord, ForwardError
 
+Emulated = EmulatedError | ForwardError
 SHOWN = 4  # points that a sentence lists
 
 
@@ -19,20 +20,20 @@ class Inside(NamedTuple):
     """Records that one narrow format inside makes, and whether the gate fails any of them for it."""
 
     cause: str
-    records: tuple[ErrorRecord, ...]
+    records: tuple[Emulated, ...]
     beyond: bool
 
 
 def formats_inside(errors: Sequence[ErrorRecord]) -> list[Inside]:
     """Return what records tell of narrow formats inside operations, in the program's order."""
-    found: dict[str, list[ErrorRecord]] = {}
+    found: dict[str, list[Emulated]] = {}
     for e in errors:
-        if e.narrow is not None:
+        if isinstance(e, EmulatedError | ForwardError) and e.narrow is not None:
             found.setdefault(e.narrow.cause, []).append(e)
     return [Inside(cause, tuple(its), any(map(_beyond, its))) for cause, its in found.items()]
 
 
-def _beyond(e: ErrorRecord) -> bool:
+def _beyond(e: Emulated) -> bool:
     v = judge(e, default_limits())
     return v is not None and v.metric == "price"
 
@@ -80,6 +81,6 @@ def inside_findings(inside: Sequence[Inside], points: Sequence[ProgramPoint]) ->
             )
 
 
-def _worst(one: Inside) -> ErrorRecord:
+def _worst(one: Inside) -> Emulated:
     """Return the record that such a format takes farthest off."""
     return max(one.records, key=lambda e: 0.0 if e.narrow is None else value(e.narrow.error))

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 from precaudit.schema.selection import Selection
 
 
@@ -57,7 +57,7 @@ WAYS = (
 
 
 def invariance(
-    recorded: Recorded, subject: Subject, errors: list[ErrorRecord], tell: Advance = silent
+    recorded: Recorded, subject: Subject, errors: Sequence[ErrorRecord], tell: Advance = silent
 ) -> list[Invariance]:
     """Run the prompts of a run in every way and compare every recorded tensor with it, bit for bit and to noise.
 
@@ -66,7 +66,7 @@ def invariance(
     """
     noise: dict[tuple[str, int | None, str], float] = defaultdict(float)
     for e in errors:
-        if e.kind == "forward" and e.noise is not None:
+        if isinstance(e, ForwardError) and e.noise is not None:
             key = (e.phase, e.layer, e.point)
             noise[key] = max(noise[key], value(e.noise))
     found = []

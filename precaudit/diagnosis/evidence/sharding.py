@@ -31,7 +31,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import DevicePolicy, recorded_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 from precaudit.schema.selection import PHASES, Selection
 
 JUDGED = ("local", "state", "sums")  # kinds of records that place a fault at an operation
@@ -173,7 +173,7 @@ def _noise(errors: Sequence[ErrorRecord]) -> dict[Size, float]:
     """Return what honest rounding makes of each point's forward error, at most."""
     found: dict[Size, float] = {}
     for e in errors:
-        if e.kind == "forward" and e.noise is not None:
+        if isinstance(e, ForwardError) and e.noise is not None:
             key = (e.phase, e.layer, e.point)
             found[key] = max(found.get(key, 0.0), value(e.noise))
     return found

@@ -14,10 +14,10 @@ from precaudit.references.mutations.variants import Class
 from precaudit.references.textbook.handover import expected_stream
 from precaudit.schema.digits import digits
 from precaudit.schema.places import Place, spans
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import StateError
 
 
-def stream_state(recorded: Recorded, model: Model, e: ErrorRecord) -> State:
+def stream_state(recorded: Recorded, model: Model, e: StateError) -> State:
     """Say what a layer read instead of what the layer before handed it; of hashed rows, which ones differ."""
     place = Place.of(e)
     rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)

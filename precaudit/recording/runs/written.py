@@ -18,7 +18,7 @@ from precaudit.schema.frames import errors_frame, pairs_frame
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.records.lines import read_lines
 
 
@@ -56,7 +56,7 @@ def recall(run: Run | Path | str, held: bool = True) -> Comparison:
     before = read_compare_record(opened, by_this=False)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
-    filed = Filed(opened.folder / "errors.jsonl", ErrorRecord, _check_point)
+    filed = Filed(opened.folder / "errors.jsonl", ERROR_KINDS, _check_point)
     errors = list(filed) if held else filed
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     asked = tuple(dict.fromkeys(p for selected in before.selections if selected.formula for p in selected.prompts))

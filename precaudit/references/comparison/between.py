@@ -35,7 +35,7 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.records.lines import read_lines, write_lines
 from precaudit.schema.records.runs import PROGRAM_CALL, is_call
 from precaudit.writing import made_folder
@@ -146,7 +146,7 @@ def compare_runs(
     folder = against_folder(both[0].folder, both[1].folder)
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors)
-    filed = Filed(folder / "errors.jsonl", ErrorRecord)
+    filed = Filed(folder / "errors.jsonl", ERROR_KINDS)
     return Between(tuple(filed) if held else filed, tuple(notes), beside, folder)
 
 
@@ -277,7 +277,7 @@ def _beside(run: AnyRun, against: AnyRun) -> Iterator[ReportedNumber]:
     for dump, other in ((run, against), (against, run)):
         if isinstance(dump, Imported) and (told := dump.record.reported):
             errors, pairs = other.folder / "errors.jsonl", other.folder / "prefill_decode.jsonl"
-            written = read_lines(errors, ErrorRecord) if errors.is_file() else []
+            written = read_lines(errors, ERROR_KINDS) if errors.is_file() else []
             views = read_lines(pairs, PrefillDecodeRecord) if pairs.is_file() else []
             for x in told:
                 yield ReportedNumber(x, _here(x, written, views))

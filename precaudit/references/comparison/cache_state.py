@@ -12,12 +12,12 @@ from precaudit.schema.coverage import HASH_FORMAT
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.places import Place, row_spans
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import StateError
 
 MOST_TIES = 10  # of a hashed row, each of which is tried both ways
 
 
-def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:
+def state_errors(recorded: Recorded, place: Place) -> Iterator[StateError]:
     """Yield one record for each recorded cache; ``mismatched`` counts the elements, or hashed rows, that differ."""
     for step in recorded.steps("decode"):
         found = recorded.tensor(place.prompt, "decode", step, place.layer, place.point)
@@ -28,22 +28,22 @@ def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:
         yield from _by_hashes(recorded, place, hashed)
 
 
-def _whole(recorded: Recorded, here: Place, found: Array) -> ErrorRecord:
+def _whole(recorded: Recorded, here: Place, found: Array) -> StateError:
     """Compare a cache [S, G, K] with the rows that were written, element by element."""
     assert here.layer is not None
     run, rows = recorded.run.record.id, POINTS[here.point].inputs[0]
     expected = recorded.expected_cache(here.prompt, here.layer, here.point, here.step)
     if expected is None or expected.shape != found.shape:
-        return here.record("state", run, rows, unknown=f"the {rows} rows were not recorded")
+        return here.record(StateError, run, rows, unknown=f"the {rows} rows were not recorded")
     different = bits_of(found) != bits_of(expected)
     if different.any() and (other := _otherwise(recorded, here, expected.dtype.name)) is not None:
         different &= ~(other[1] & (bits_of(found) == bits_of(other[0])))
     _, numbers = measure_rows(found, widen(expected), here.point, np.arange(len(found)))
     at = row_spans(np.flatnonzero(different.any(axis=(1, 2))))
-    return here.record("state", run, rows, **numbers, mismatched=int(different.sum()), rows=at or None)
+    return here.record(StateError, run, rows, **numbers, mismatched=int(different.sum()), rows=at or None)
 
 
-def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[ErrorRecord]:
+def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[StateError]:
     """Compare the hashes of a cache's rows with those of the rows that were written; ``n`` counts rows.
 
     Rows of equal hashes are equal: NaN in a row that was written is NaN in what was read.
@@ -56,17 +56,17 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
     for step in steps:
         here, found = place._replace(step=step), recorded.hashes(place.prompt, step, place.layer, place.point)
         if found is None:
-            yield here.record("state", run, rows, unknown="what was recorded are no hashes")
+            yield here.record(StateError, run, rows, unknown="what was recorded are no hashes")
             continue
         if known is None or broken is None or len(known) < len(found):
-            yield here.record("state", run, rows, unknown=f"the {rows} rows were not recorded")
+            yield here.record(StateError, run, rows, unknown=f"the {rows} rows were not recorded")
             continue
         different = np.flatnonzero((found != known[: len(found)]).any(axis=1))
         if written is not None and len(different) and (other := _otherwise(recorded, here, written.dtype.name)):
             values, near = other
             different = different[[not at_ties(found[i], written[i], values[i], near[i]) for i in different]]
         yield here.record(
-            "state",
+            StateError,
             run,
             rows,
             dtype=HASH_FORMAT,

@@ -43,7 +43,7 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, FormulaError, ForwardError, LocalError
 from precaudit.schema.selection import Selection
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
@@ -173,7 +173,7 @@ def _compute(
     book = Textbook.of(recorded, selected, checkpoint, cache, execution)
     errors += layer_errors(book, selected, execution)
     if book.summed_as(errors, execution):
-        errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
+        errors = [e for e in errors if not isinstance(e, ForwardError)] + list(_forwards(book, selected))
     if checkpoint is not None:
         errors += weight_errors(checkpoint, selected.layers)
     whole = book.whole
@@ -206,9 +206,9 @@ def _add_formula(
     if weights.checkpoint is None:
         keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
         places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
-        made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
+        made: list[ErrorRecord] = [p.record(FormulaError, "shadow", "fp64", unknown="weights") for p in places]
     else:
-        made = shadow_records(recorded, weights.checkpoint, selected, (subject, options.model), execution)
+        made = [*shadow_records(recorded, weights.checkpoint, selected, (subject, options.model), execution)]
     n = len(selected.prompts)
     note = f"formula: FP64 of the program on {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.selections if covers(x, without))
@@ -230,7 +230,7 @@ def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
             there = recorded.summed if e.summed else recorded.hashed if e.hashed else recorded.index
             if wanted and place not in there:
                 why = recorded.misfits.get(place, "requested, not in the run")
-                yield place.record("local", recorded.run.record.id, "fp64", missing=why)
+                yield place.record(LocalError, recorded.run.record.id, "fp64", missing=why)
 
 
 def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:

@@ -28,7 +28,7 @@ from precaudit.schema.filed import Filed
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.comparisons import Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.records.lines import write_lines
 from precaudit.writing import made_folder
 
@@ -102,5 +102,5 @@ def compare_models(pair: ModelPair, held: bool, tell: Advance, by: Executor) -> 
     folder = against_folder(run.folder, against.folder)
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors())
-    filed = Filed(folder / "errors.jsonl", ErrorRecord)
+    filed = Filed(folder / "errors.jsonl", ERROR_KINDS)
     return Comparison(run, list(filed) if held else filed, [], tuple(notes), folder, against, peaks=by.peaks)

@@ -19,7 +19,7 @@ from precaudit.schema.places import Place, point_text
 from precaudit.schema.policies import besides
 from precaudit.schema.records.base import value
 from precaudit.schema.records.comparisons import Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, LocalError, StateError
 
 
 def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[str]:
@@ -55,9 +55,9 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
 
 def prices(errors: list[ErrorRecord]) -> Iterator[str]:
     """Yield what rounding costs where an operation amplifies it: the price of the format, not a fault."""
-    worst: dict[tuple[str, str], ErrorRecord] = {}
+    worst: dict[tuple[str, str], LocalError] = {}
     for e in errors:
-        if e.kind == "local" and e.costly is not None:
+        if isinstance(e, LocalError) and e.costly is not None:
             key = (e.point, e.costly)
             worst[key] = max(worst.get(key, e), e, key=lambda x: value(x.rel_l2))
     for (_, place), e in worst.items():
@@ -88,7 +88,7 @@ def notes_on(
             yield f"recording changed the {n.phase} logits by up to {digits(n.max_diff)}{told}"
     for a, b in independent_prompts(recorded, selected.prompts, whole):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
-    differing = [e for e in errors if e.kind == "state" and e.mismatched and e.point in CACHES.values()]
+    differing = [e for e in errors if isinstance(e, StateError) and e.mismatched and e.point in CACHES.values()]
     if differing:
         first = differing[0]
         yield (

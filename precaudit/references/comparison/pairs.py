@@ -17,7 +17,7 @@ from precaudit.schema.metrics.logits import distribution
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import canonical, sizes
 from precaudit.schema.places import Place
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, PairError
 from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
@@ -119,11 +119,11 @@ def pair_error(a: Side, b: Side, here: Place, same: int | None) -> ErrorRecord:
     not known, whole tensors of one shape are held against each other.
     """
     if here not in a.places:
-        return here.record("pair", a.id, b.id, missing="in the reference run, not in this one")
+        return here.record(PairError, a.id, b.id, missing="in the reference run, not in this one")
     if here not in b.places:
-        return here.record("pair", a.id, b.id, missing="not in the reference run")
+        return here.record(PairError, a.id, b.id, missing="not in the reference run")
     if (why := a.skipped(here) or b.skipped(here)) is not None:
-        return here.record("pair", a.id, b.id, skipped=why)
+        return here.record(PairError, a.id, b.id, skipped=why)
     rows, others = a.rows(here), b.rows(here)
     keyed = here.point in POINTS and "S" in POINTS[here.point].axes
     if rows is None or others is None:
@@ -131,17 +131,17 @@ def pair_error(a: Side, b: Side, here: Place, same: int | None) -> ErrorRecord:
         return _numbers(a, b, here, a.tensor(here), b.tensor(here), known)
     both = np.intersect1d(rows, others)
     if not len(both):
-        return here.record("pair", a.id, b.id, unknown="these rows were not recorded in the reference run")
+        return here.record(PairError, a.id, b.id, unknown="these rows were not recorded in the reference run")
     both = both if same is None else both[both < same]
     if not len(both) or (keyed and len(both) < len(rows)):
-        return here.record("pair", a.id, b.id, unknown="the tokens of the two runs differ before this, or end")
+        return here.record(PairError, a.id, b.id, unknown="the tokens of the two runs differ before this, or end")
     return _numbers(a, b, here, _rows(a, here, rows, both), _rows(b, here, others, both), both)
 
 
 def _numbers(a: Side, b: Side, here: Place, x: Array, y: Array, rows: Array | None) -> ErrorRecord:
     x, y = (z[0] if z.ndim == other.ndim + 1 and len(z) == 1 else z for z, other in ((x, y), (y, x)))  # a batch of one
     if x.shape != y.shape:
-        return here.record("pair", a.id, b.id, unknown=f"shapes differ: {list(x.shape)} and {list(y.shape)}")
+        return here.record(PairError, a.id, b.id, unknown=f"shapes differ: {list(x.shape)} and {list(y.shape)}")
     known = here.point in POINTS and x.ndim == len(POINTS[here.point].axes)
     if known and rows is not None:
         numbers = measure_rows(x, widen(y), here.point, rows)[1]
@@ -150,7 +150,7 @@ def _numbers(a: Side, b: Side, here: Place, x: Array, y: Array, rows: Array | No
         numbers = sizes(flat[0], canonical(flat[1], "TD"), "TD", np.arange(len(flat[0])))
     if here.point == LOGITS and known and rows is not None:
         numbers["distribution"] = distribution(widen(x), widen(y), rows, None)
-    return here.record("pair", a.id, b.id, **numbers)
+    return here.record(PairError, a.id, b.id, **numbers)
 
 
 def _rows(side: Side, place: Place, rows: Array, wanted: Array) -> Array:

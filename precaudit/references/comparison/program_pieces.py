@@ -43,7 +43,7 @@ from precaudit.references.traced.reference import Traced
 from precaudit.references.viewed import view_case
 from precaudit.schema.places import Place
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, FormulaError, ForwardError
 
 _loading = Lock()  # a file is imported by one thread of a worker at a time
 
@@ -59,7 +59,7 @@ class ProgramPiece(NamedTuple):
 class WholeCase(NamedTuple):
     """What the whole program gives of a case: of each entry point its places' records, and those that follow them."""
 
-    forwards: list[list[list[ErrorRecord]]]
+    forwards: list[list[list[ForwardError]]]
     others: list[list[ErrorRecord]]
     rests: list[Rests]
     pairs: list[PrefillDecodeRecord]
@@ -102,7 +102,7 @@ class EntryBesideShadow:
     def others(self, case: str) -> tuple[list[ErrorRecord], list[Rests]]:
         """Return the records of a case that follow those of its places, and what those of formulas rest on."""
         opened, traced, book = self.traced.opened, self.traced, self.book
-        errors = [e for call in range(opened.record.calls) for e in traced.chosen(case, call)]
+        errors: list[ErrorRecord] = [e for call in range(opened.record.calls) for e in traced.chosen(case, call)]
         exact = [] if self.reference is None else traced.alone(case)
         beside = read_shown(opened, book, case, exact) if book is not None and exact else None
         if self.reference is not None:
@@ -251,7 +251,8 @@ def _formula(
     opened = traced.opened
     for call in range(len(exact), opened.record.calls):
         for p, layer in reference.places if isinstance(reference, MappedTextbook) else judged_places(opened.record):
-            yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
+            why = "the program in FP64 did not come so far"
+            yield record_of(FormulaError, opened, case, call, p, layer, unknown=why)
     if isinstance(reference, MappedTextbook):
         if beside is not None:
             yield from textbook_errors(opened, reference, case, beside)

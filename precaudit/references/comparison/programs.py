@@ -31,7 +31,7 @@ from precaudit.references.names_map import Names
 from precaudit.schema.limits.checks import SAME, farthest_formula
 from precaudit.schema.places import spans
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import EmulatedError, ErrorRecord, FormulaError, ForwardError
 from precaudit.schema.records.lines import write_lines
 from precaudit.writing import write_whole
 
@@ -121,12 +121,13 @@ def _with_inner_formats(opened: Opened, book: MappedTextbook | None, errors: lis
 def _with_declared_formats(opened: Opened, book: MappedTextbook, errors: Sequence[ErrorRecord]) -> list[ErrorRecord]:
     """Return the records, those of the first case with the narrow format inside that the textbook does not have."""
     case = opened.record.cases[0]
-    other = {e.point for e in errors if e.kind == "formula" and not farthest_formula(e)[0] <= SAME}
+    other = {e.point for e in errors if isinstance(e, FormulaError) and not farthest_formula(e)[0] <= SAME}
     found = {(call, p.step, p.shown.name): narrow for call, p, narrow in declared_formats(opened, book, case, other)}
     outputs = {p.name for p in opened.record.outputs}  # which have no segment of their own
     return [
         msgspec.structs.replace(e, narrow=narrow)
-        if e.kind == ("forward" if e.point in outputs else "local")
+        if isinstance(e, EmulatedError | ForwardError)
+        and e.kind == ("forward" if e.point in outputs else "local")
         and e.prompt == case
         and (narrow := found.get((e.step, e.layer, e.point))) is not None
         else e

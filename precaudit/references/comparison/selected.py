@@ -17,7 +17,7 @@ from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import SCHEMA, Number
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord, Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, AccumulationError, ErrorRecord, FormulaError, WeightError
 from precaudit.schema.records.lines import read_layers, read_lines, write_lines
 from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import Selection, choose_prompts, parse_layers
@@ -81,7 +81,7 @@ def reuse(run: Run, selected: Selected) -> ComparedRecords | None:
     if held is None or not any(covers(old, selected) for old in held.selections):
         return None
     path = run.folder / "errors.jsonl"
-    errors = read_lines(path, ErrorRecord) if selected.formula else read_layers(path, selected.layers)
+    errors = read_lines(path, ERROR_KINDS) if selected.formula else read_layers(path, selected.layers)
     return ComparedRecords(
         check_points(errors, path), read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes
     )
@@ -108,16 +108,16 @@ def select_records(errors: list[ErrorRecord], selected: Selected, sums: bool) ->
         set(selected.layers),
     )
     accums = {Emulation(accumulation=a).name for a in selected.accum}
-    found = []
+    found: list[ErrorRecord] = []
     for e in errors:
-        if e.kind == "formula":  # of the whole program, whatever was recorded
+        if isinstance(e, FormulaError):  # of the whole program, whatever was recorded
             found += [e] if selected.formula and e.prompt in prompts and e.phase in phases else []
             continue
         if e.layer is not None and e.layer not in layers:
             continue
-        if e.kind == "weights":
+        if isinstance(e, WeightError):
             found.append(e)
-        elif e.kind == "accum" and e.candidate not in accums:
+        elif isinstance(e, AccumulationError) and e.candidate not in accums:
             continue
         elif (
             e.prompt in prompts
@@ -135,7 +135,7 @@ def write_selected(run: Run, selected: Selected, found: ComparedRecords, sigma: 
     selections: tuple[Selected, ...] = (selected,)
     if held is not None:
         made = {_key(e) for e in errors}
-        errors = [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if _key(e) not in made] + errors
+        errors = [e for e in read_lines(run.folder / "errors.jsonl", ERROR_KINDS) if _key(e) not in made] + errors
         fresh = {p.prompt for p in pairs}
         old = read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
         pairs = [p for p in old if p.prompt not in fresh] + pairs

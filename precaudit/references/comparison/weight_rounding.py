@@ -13,7 +13,7 @@ from precaudit.models.configs import model_tensors
 from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.metrics.sizes import ratio
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, WeightError
 
 
 @dataclass
@@ -55,13 +55,12 @@ def weight_errors(checkpoint: Checkpoint, layers: tuple[int, ...]) -> Iterator[E
             "max_diff": json_number(total.largest),
             "rel_l2": json_number(ratio(sqrt(total.error), sqrt(total.before))),
         }
-        yield ErrorRecord(
+        yield WeightError(
             prompt="",
             phase="",
             step=0,
             layer=layer,
             point=name,
-            kind="weights",
             candidate="model",
             reference="original",
             **numbers,

@@ -15,7 +15,7 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Number, json_number
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, FormulaError
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
 OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) checks it"
@@ -27,7 +27,7 @@ def formula_errors(
     prompts: Sequence[str],
     program_on: ProgramOn,
     phases: Collection[str] | None = None,
-) -> Iterator[ErrorRecord]:
+) -> Iterator[FormulaError]:
     """Yield a record for every place of ``prompts`` (coverage.formula_keys); ``rel_l2``: ‖shadow − FP64‖ / ‖FP64‖.
 
     A program that is not at hand, or holds what has no FP64 meaning, is unknown.
@@ -40,11 +40,11 @@ def formula_errors(
             for phase, step, layer, point in formula_keys(recorded.requested, recorded.config, asked):
                 here = Place(prompt, phase, step, layer, point)
                 if unknown:
-                    yield here.record("formula", "shadow", "fp64", unknown=unknown)
+                    yield here.record(FormulaError, "shadow", "fp64", unknown=unknown)
                 elif here not in found:
-                    yield here.record("formula", "shadow", "fp64", missing="the program in FP64 never came here")
+                    yield here.record(FormulaError, "shadow", "fp64", missing="the program in FP64 never came here")
                 else:
-                    yield here.record("formula", "shadow", "fp64", **found[here])
+                    yield here.record(FormulaError, "shadow", "fp64", **found[here])
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import held_weights, recorded_policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.comparisons import Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, ForwardError
 from precaudit.schema.selection import PHASES
 
 
@@ -97,7 +97,7 @@ def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[E
             np.isin(rows, whole.rows[place.prompt]) if place.point == LOGITS else rows < _length(reference, place.point)
         )
         if not known.all():
-            yield here.record("forward", run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
+            yield here.record(ForwardError, run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
             continue
         index = np.searchsorted(whole.rows[place.prompt], rows) if place.point == LOGITS else rows
         if POINTS[place.point].over_keys:
@@ -114,7 +114,7 @@ def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[E
         numbers["slices"] = _scopes(numbers["scopes"], d, energy[index], rows, place.point)
         if chances is not None:
             numbers["distribution"] = distribution(widen(stored), values, rows, chances[index])
-        yield here.record("forward", run, "fp64", **numbers)
+        yield here.record(ForwardError, run, "fp64", **numbers)
 
 
 def _scopes(scopes: dict[str, Any], d: Difference, energy: Array, rows: Any, point: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from precaudit.schema.coverage import is_handed_on
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.places import Place
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, StateError
 
 POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
 
@@ -32,11 +32,11 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
         here = place._replace(step=step)
         if expected is None:
             why = f"the {BEFORE} rows were not recorded" if place.layer else "weights"
-            yield here.record("state", run, reference, unknown=why)
+            yield here.record(StateError, run, reference, unknown=why)
             continue
         found, wanted = rows.values[some], expected[some]
         _, numbers = measure_rows(found, widen(wanted), POINT, rows.positions[some])
-        yield here.record("state", run, reference, **numbers, mismatched=differing(found, wanted))
+        yield here.record(StateError, run, reference, **numbers, mismatched=differing(found, wanted))
 
 
 def expected_stream(recorded: Recorded, model: Model, weights: bool, place: Place, rows: Rows) -> Array | None:

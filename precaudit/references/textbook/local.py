@@ -44,7 +44,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import DevicePolicy, Policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import AccumulationError, ErrorRecord, LocalError
 
 NOT_RECORDED = "inputs were not recorded"  # why a record has no numbers
 FUSED = "a TPU may not round what it reads, and the layer before was not recorded: add the last one, --layers …,-1"
@@ -203,7 +203,7 @@ def _unknown_parts(policy: DevicePolicy, row: Point, decode: bool) -> str | None
 
 def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:
     for step, _ in part.steps:
-        yield place._replace(step=step).record("local", run, "fp64", unknown=why)
+        yield place._replace(step=step).record(LocalError, run, "fp64", unknown=why)
 
 
 def _emulate(
@@ -323,7 +323,7 @@ def _step(o: Operation, stored: Array, made: LocalEvaluation) -> Iterator[ErrorR
     extra |= {key: y for key in ("inherits", "costly") if (y := getattr(made, key)) is not None}
     if made.elided:
         extra["elided"] = {made.label: made.elided}
-    yield place.record("local", o.id, "fp64", **numbers, **extra)
+    yield place.record(LocalError, o.id, "fp64", **numbers, **extra)
     for name, y in made.emulated.items():
         if name.startswith(SUMS):
-            yield place.record("accum", name, "fp64", **error_sizes(y, d.reference))
+            yield place.record(AccumulationError, name, "fp64", **error_sizes(y, d.reference))

@@ -25,7 +25,7 @@ from precaudit.references.textbook.whole import Whole
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, declared_policy, recorded_policy
 from precaudit.schema.records.comparisons import Selected
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, FormulaError, ForwardError, LocalError
 
 LACKS = "weights"  # why there are no numbers where there are none
 
@@ -88,7 +88,7 @@ class Textbook:
         for step in self.recorded.steps(place.phase):
             here = place._replace(step=step)
             if here in self.recorded.index:
-                yield here.record("forward", self.recorded.run.record.id, "fp64", unknown=LACKS)
+                yield here.record(ForwardError, self.recorded.run.record.id, "fp64", unknown=LACKS)
 
     def handover_records(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the state records of what a layer was handed by the one before."""
@@ -117,7 +117,7 @@ def shadow_records(
     selected: Selected,
     program: tuple[Any, str | None],
     execution: Execution = HERE,
-) -> list[ErrorRecord]:
+) -> list[FormulaError]:
     """Return the formula records of a selection: the program's FP64 shadow against the textbook.
 
     ``program``: as ``recorded_program`` takes it. One that is in memory is evaluated in this process.
@@ -139,7 +139,14 @@ def shadow_records(
 def _sums(errors: Iterable[ErrorRecord]) -> str | None:
     """Return the name of another honest form's sums by which local records close, that of most; None without any."""
     known = named_sums()
-    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in known)
+    used = Counter(
+        name
+        for e in errors
+        if isinstance(e, LocalError)
+        for names in (e.elided or {}).values()
+        for name in names
+        if name in known
+    )
     return used.most_common(1)[0][0] if used else None
 
 

@@ -8,12 +8,12 @@ from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, LocalError
 
 
 def single_rows(errors: list[ErrorRecord]) -> Iterator[str]:
     """Yield what it costs that a device rounds the products of a single row before it sums them."""
-    local = [e for e in errors if e.kind == "local" and e.rel_l2 is not None]
+    local = [e for e in errors if isinstance(e, LocalError) and e.rel_l2 is not None]
     found = [e for e in local if any(ROUNDED_PRODUCTS in how for how in (e.elided or {}).values())]
     if not found:
         return

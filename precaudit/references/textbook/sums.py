@@ -31,7 +31,7 @@ from precaudit.schema.places import Place, row_spans
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.devices import device_kind
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, StateError, SumError
 
 SINGLE = FORMATS["float32"].unit_roundoff
 DRAWS, MORE_DRAWS = (0, 1), tuple(range(2, 8))
@@ -69,11 +69,11 @@ def sum_errors(recorded: Recorded, model: Model, weights: bool, policy: Policy, 
         found = _told_by(recorded, here)
         if found is None:
             if POINTS[point].within is None:  # a program need not show what lies within an operation
-                yield here.record("sums", run, "summands", missing="requested, not in the run")
+                yield here.record(SumError, run, "summands", missing="requested, not in the run")
             continue
         expected = _expect(recorded, model, weights, policy, here, found)
         if isinstance(expected, str):
-            yield here.record("sums", run, "summands", unknown=expected)
+            yield here.record(SumError, run, "summands", unknown=expected)
         elif len(expected.positions):
             yield _judge(here, run, found, expected)
 
@@ -125,7 +125,7 @@ def _handover_records(
     run, reference = recorded.run.record.id, STREAM if place.layer else "embedding"
     found = recorded.row_sums(place.prompt, place.phase, place.layer, place.point)
     if found is None:
-        yield place.record("state", run, reference, missing="requested, not in the run")
+        yield place.record(StateError, run, reference, missing="requested, not in the run")
         return
     if place.layer:
         before = recorded.row_sums(place.prompt, place.phase, place.layer - 1, STREAM)
@@ -138,11 +138,11 @@ def _handover_records(
         wanted = hashes_of(embed_rows(model, tokens[found.positions], stored)) if known else None
     if wanted is None:
         why = f"the {STREAM} rows were not recorded" if place.layer else "weights"
-        yield place.record("state", run, reference, unknown=why)
+        yield place.record(StateError, run, reference, unknown=why)
         return
     different = found.positions[(found.hashes != wanted).any(axis=1)]
     yield place.record(
-        "state",
+        StateError,
         run,
         reference,
         dtype=HASH_FORMAT,
@@ -279,7 +279,7 @@ def _judge(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorR
     rows = finite & known
     if not rows.any():
         why = {"nonfinite": int((~finite & known).sum())} if known.any() else {"unknown": "its inputs are not finite"}
-        return place.record("sums", run, "summands", **why)
+        return place.record(SumError, run, "summands", **why)
     error, noise, meant = error[rows], expected.noise[rows, None], expected.sums[rows]
     units = np.where(error == 0, 0.0, np.abs(error) / np.where(noise > 0, noise, np.finfo(float).tiny))
     worst = int(units.max(axis=1).argmax())
@@ -293,4 +293,4 @@ def _judge(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorR
         "slices": {"token": units.size},
         "inherits": expected.since,
     }
-    return place.record("sums", run, "summands", **numbers)
+    return place.record(SumError, run, "summands", **numbers)

@@ -16,7 +16,7 @@ from precaudit.references.traced.unrounded import Place
 from precaudit.schema.emulations import Emulation
 from precaudit.schema.metrics.sizes import error_sizes
 from precaudit.schema.places import Place as Where
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import AccumulationError
 
 
 class Accumulations:
@@ -37,14 +37,14 @@ class Accumulations:
         taps: dict[str, Array],
         args: tuple[Any, ...],
         cut: Callable[[Place, Array], Array],
-    ) -> list[ErrorRecord]:
+    ) -> list[AccumulationError]:
         """Return a record of every place whose segment holds a matrix product, and format. Under x64."""
         if not self.formats:
             return []
         if self.multiplied is None:
             self.multiplied = multiplied_taps(trace_jaxpr(self.tapped.call, args, {})[0].jaxpr)
         names = {p.name for p, _ in every if self.tapped.names.get(p.name) in self.multiplied}
-        found: list[ErrorRecord] = []
+        found: list[AccumulationError] = []
         for some in [frozenset(names)] if self.tapped.small else [frozenset((name,)) for name in sorted(names)]:
             made = {name: [np.asarray(x) for x in each] for name, each in self._evaluate(some, taps, args).items()}
             for p, layer in every:
@@ -52,7 +52,9 @@ class Accumulations:
                     exact, *sums = (cut((p.name, layer), x) for x in made[p.name])
                     here = Where(call.case, call.opened.record.phase, call.number, layer, p.name)
                     found += [
-                        here.record("accum", Emulation(accumulation=text).name, "fp64", **error_sizes(x, exact))
+                        here.record(
+                            AccumulationError, Emulation(accumulation=text).name, "fp64", **error_sizes(x, exact)
+                        )
                         for text, x in zip(self.formats, sums, strict=True)
                     ]
         return found

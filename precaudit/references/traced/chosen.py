@@ -17,7 +17,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import Opened
 from precaudit.schema.places import Place
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import StateError
 
 ROUNDINGS = 4.0  # unit roundoffs that two values may be apart, of which a compiler compares the unrounded ones
 
@@ -33,7 +33,7 @@ class Choices:
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
-    ) -> Iterator[ErrorRecord]:
+    ) -> Iterator[StateError]:
         """Yield a record of every choice, of each step of its outermost scan where it is in one."""
         if not self.states:
             return
@@ -59,9 +59,9 @@ class Choices:
         except (CannotLift, NotImplementedError) as error:
             return {}, refusal(error)
 
-    def _record(self, opened: Opened, case: str, call: int, name: str, layer: int | None) -> ErrorRecord:
+    def _record(self, opened: Opened, case: str, call: int, name: str, layer: int | None) -> StateError:
         here = Place(case, opened.record.phase, call, layer, name.removeprefix(STATE))
-        return here.record("state", opened.record.id, "recorded values")
+        return here.record(StateError, opened.record.id, "recorded values")
 
 
 def _count_choices(off: Array) -> dict[str, Any]:

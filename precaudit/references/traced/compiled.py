@@ -14,7 +14,7 @@ from precaudit.interpreters.jaxpr.realisations import Realisation, elidable
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
-from precaudit.references.traced.judged import At, JudgedCall, Segments
+from precaudit.references.traced.judged import At, JudgedCall, Recomputed, Segments
 from precaudit.references.traced.remade import (
     CONVERTED,
     DRAWS,
@@ -35,7 +35,6 @@ from precaudit.references.traced.search import Closing, Search
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
 from precaudit.schema.records.devices import Way
-from precaudit.schema.records.errors import ErrorRecord
 
 Cut = Callable[[Place, Array], Array]  # a place's rows [rows, N] out of a point's values
 # What is said of products that a GPU's compiled program does not name.
@@ -127,7 +126,7 @@ class CompiledSegments:
         args: tuple[Any, ...],
         cut: Cut,
         closing: Closing | None = None,
-    ) -> Callable[[], list[ErrorRecord]]:
+    ) -> Callable[[], list[Recomputed]]:
         """Have JAX make what places make in FP64 and in the first ways; return what gives their records.
 
         ``taps``, ``args``: of what is compiled; ``closing``: what closed steps before.
@@ -143,7 +142,7 @@ class CompiledSegments:
         more: Unrounded,
         made: list[dict[str, Any]],
         closing: Closing | None,
-    ) -> list[ErrorRecord]:
+    ) -> list[Recomputed]:
         """Return the records of places; ``made``: what the first ways make.
 
         Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its

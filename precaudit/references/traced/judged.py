@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from precaudit.schema.metrics.axes import clusters, largest_along
 from precaudit.schema.metrics.residue import Noise, finite
 from precaudit.schema.metrics.sizes import canonical, explained_share, half_ulp, norm, ratio, smallest_normal
 from precaudit.schema.places import Place as Where
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import AccumulationError, E, LocalError
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 # Times the emulation's own error that a draw's may be: honest ones stay below a quarter of it in formats of 16 bits and
@@ -39,6 +39,7 @@ At = tuple[ProgramPoint, int | None]  # a point and its layer
 OPEN = (
     "the compiled program does not say which unit computes a float32 product of this operation, or in how many passes"
 )
+Recomputed = LocalError | AccumulationError  # what is computed from recorded inputs
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class JudgedCall:
         """Return what cuts a step out of a point's values, as rows [rows, N]."""
         return step_of(self.opened.record, p, layer)
 
-    def record(self, p: ProgramPoint, layer: int | None, **numbers: Any) -> ErrorRecord:
+    def record(self, p: ProgramPoint, layer: int | None, **numbers: Any) -> LocalError:
         """Return a local record of a point."""
-        return record_of(self.opened, self.case, self.number, p, layer, **numbers)
+        return record_of(LocalError, self.opened, self.case, self.number, p, layer, **numbers)
 
 
 @dataclass(frozen=True)
@@ -112,19 +113,19 @@ class PlaceRows:
     terms: Array | None = None
 
 
-def closes(e: ErrorRecord, share: float = 1.0) -> bool:
+def closes(e: LocalError, share: float = 1.0) -> bool:
     """Whether a local record has numbers within a share of every limit, or none that another emulation would give."""
     checks = list(local_checks(e, default_limits().local(e.dtype)))
     return e.unexplained is None or all(found <= share * limit for _, _, found, limit, _ in checks)
 
 
-def judge_places(call: JudgedCall, some: Sequence[At], made: Segments) -> list[ErrorRecord]:
+def judge_places(call: JudgedCall, some: Sequence[At], made: Segments) -> list[LocalError]:
     """Return the records of some places of a call, made by as many threads as there are cores."""
     elements = sum(prod(p.shape) for p, _ in some)
     return each(_record, [(call, p, layer, made) for p, layer in some], elements)
 
 
-def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments) -> ErrorRecord:
+def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments) -> LocalError:
     whole = call.taps.get(p.name)
     if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
         return call.record(p, layer, **lacks)
@@ -261,7 +262,7 @@ def lost_of(stored: Array, exact: Array) -> dict[str, Any]:
     }
 
 
-def unknown(call: JudgedCall, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:
+def unknown(call: JudgedCall, p: ProgramPoint, layer: int | None, why: str) -> LocalError:
     """Return the record of a point that has no reference; a NaN needs none (an infinity may be a mask's)."""
     whole = call.taps.get(p.name)
     if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
@@ -288,14 +289,8 @@ def step_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> Callable[[Ar
 
 
 def record_of(
-    opened: Opened,
-    case: str,
-    call: int,
-    p: ProgramPoint,
-    layer: int | None,
-    kind: Literal["local", "forward", "formula"] = "local",
-    **numbers: Any,
-) -> ErrorRecord:
-    """Return a record of a place of a program's run."""
+    kind: type[E], opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, **numbers: Any
+) -> E:
+    """Return a record of a kind of a place of a program's run."""
     here = Where(case, opened.record.phase, call, layer, p.name)
     return here.record(kind, opened.record.id, "fp64", **numbers)

@@ -18,15 +18,15 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.threads import each, one_blas_thread
 from precaudit.recording.runs.programs import CARRIED, Opened, index_of, judged_places
 from precaudit.references.traced.compiled import CompiledSegments, realisations
-from precaudit.references.traced.judged import At, JudgedCall, unknown
+from precaudit.references.traced.judged import At, JudgedCall, Recomputed, unknown
 from precaudit.references.traced.origins import Origins
 from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 
-Begin = Callable[[], Callable[[], list[ErrorRecord]]]  # begins what places make, and returns what judges them
+Begin = Callable[[], Callable[[], list[Recomputed]]]  # begins what places make, and returns what judges them
 
 
 class Emulations:
@@ -57,7 +57,7 @@ class Emulations:
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
-    ) -> list[ErrorRecord]:
+    ) -> list[Recomputed]:
         """Return a call's local records, one for every point and step of its scans, and its accum records."""
         every = [(p, layer) for p, layer in judged_places(opened.record) if p.primitive != CARRIED]
         blank = [(p, layer, self.opaque.get(self.tapped.names.get(p.name, p.name))) for p, layer in every]
@@ -71,7 +71,7 @@ class Emulations:
         except (CannotLift, NotImplementedError) as error:
             return [*unmeant, *(here.record(p, layer, unknown=refusal(error)) for p, layer in known)]
 
-    def _known_records(self, call: JudgedCall, args: tuple[Any, ...], every: Sequence[At]) -> list[ErrorRecord]:
+    def _known_records(self, call: JudgedCall, args: tuple[Any, ...], every: Sequence[At]) -> list[Recomputed]:
         """Return the records of places whose segments have an FP64 meaning."""
         points = {p.name: p for p, _ in every}
 
@@ -84,21 +84,21 @@ class Emulations:
         scans = [_of_steps(step, made, call, args, every) for step, made in steps]
         whole = [partial(self.whole.start, call, rest, call.taps, args, cut)] if rest else []
         made = each(_one_ahead, [(begin,) for begin in (whole, *scans) if begin])
-        found: dict[tuple[str, int | None], list[ErrorRecord]] = {}
+        found: dict[tuple[str, int | None], list[Recomputed]] = {}
         for e in (e for records in made for e in records):
             found.setdefault((e.point, e.layer), []).append(e)
         return [e for p, layer in every for e in found[p.name, layer]]
 
-    def _arising(self, call: JudgedCall, args: tuple[Any, ...], records: list[ErrorRecord]) -> list[ErrorRecord]:
+    def _arising(self, call: JudgedCall, args: tuple[Any, ...], records: list[Recomputed]) -> list[Recomputed]:
         """Return records, those that are not finite with the operation that makes them so, where it can be told."""
         points = {p.name: p for p in call.opened.record.points}
         origins = self.origins.on(call.taps, args)
 
-        def with_origin(e: ErrorRecord) -> ErrorRecord:
+        def with_origin(e: Recomputed) -> Recomputed:
+            if not isinstance(e, LocalError) or not e.nonfinite:
+                return e
             p = points[e.point]
-            origin = (
-                origins.of(p, index_of(call.opened.record, p, e.layer)) if e.nonfinite and e.kind == "local" else None
-            )
+            origin = origins.of(p, index_of(call.opened.record, p, e.layer))
             return e if origin is None else msgspec.structs.replace(e, origin=origin)
 
         try:
@@ -134,9 +134,9 @@ def _of_steps(
     return begin
 
 
-def _one_ahead(begin: Sequence[Begin]) -> list[ErrorRecord]:
+def _one_ahead(begin: Sequence[Begin]) -> list[Recomputed]:
     """Return records; JAX makes the segments of the next places while some are judged."""
-    found: list[ErrorRecord] = []
+    found: list[Recomputed] = []
     with jax.enable_x64(True):
         ahead = begin[0]()
         for following in begin[1:]:

@@ -28,13 +28,13 @@ from precaudit.references.traced.forward import (
     recorded_calls,
 )
 from precaudit.references.traced.infinities import few_infinite
-from precaudit.references.traced.judged import lacks_of, record_of, step_of
+from precaudit.references.traced.judged import Recomputed, lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import flushes_of, units_of
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import forward_checks
 from precaudit.schema.places import Place
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ForwardError, StateError
 
 CHAINED = "calls in FP64 and with sampled rounding"
 At = tuple[int, int | None, str]  # call, layer, point
@@ -82,9 +82,9 @@ class Traced:
         self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
         self.before, self.exact = before, list[dict[str, Array]]()
         self._call: tuple[str, int] | None = None
-        self._locals: dict[tuple[int | None, str], list[ErrorRecord]] = {}
+        self._locals: dict[tuple[int | None, str], list[Recomputed]] = {}
         self._case: str | None = None
-        self._forwards: dict[At, ErrorRecord] = {}
+        self._forwards: dict[At, ForwardError] = {}
         self._ends: dict[tuple[bool, int], list[Ended]] = {}  # whether strictly, and of how many draws
         self.logits: list[LogitRows] = []
 
@@ -97,7 +97,7 @@ class Traced:
         point = self._points().get(place.point)
         return None if found is None or point is None else step_of(self.opened.record, point, place.layer)(found)
 
-    def local(self, place: Place) -> Iterator[ErrorRecord]:
+    def local(self, place: Place) -> Iterator[Recomputed]:
         """Yield the record of a segment, and what other accumulation makes of it; nothing of an output, no point."""
         here = (place.prompt, place.step)
         if here != self._call:
@@ -111,12 +111,12 @@ class Traced:
             self.tell(done, len(self.opened.record.cases) * calls, "segments in FP64 and emulated")
         yield from self._locals.get((place.layer, place.point), ())
 
-    def forward(self, place: Place) -> Iterator[ErrorRecord]:
+    def forward(self, place: Place) -> Iterator[ForwardError]:
         """Yield the record of a point or an output against the program in FP64, chained through its own state."""
         self._run_chain(place.prompt)
         yield self._forwards[place.step, place.layer, place.point]
 
-    def chosen(self, case: str, call: int) -> Iterator[ErrorRecord]:
+    def chosen(self, case: str, call: int) -> Iterator[StateError]:
         """Yield the records of a call's choices."""
         taps = self.opened.tensors(case, call, "taps")
         yield from self.choices.records(self.opened, case, call, taps, (self.program.params, *self.inputs(case, call)))
@@ -179,12 +179,12 @@ class Traced:
             raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
         return self._ends[strictly, drawn]
 
-    def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ErrorRecord]:
+    def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ForwardError]:
         """Return the forward records of a case."""
         record = self.opened.record
         every = [*judged_places(record), *((p, None) for p in record.outputs)]
         calls, done = range(record.calls), 0
-        told: dict[At, ErrorRecord] = {}
+        told: dict[At, ForwardError] = {}
         first, self._ends[strictly, drawn] = not strictly and drawn == DRAWS, []
         try:
             with jax.enable_x64(True):
@@ -209,7 +209,7 @@ class Traced:
             for call in calls[done:]:
                 for p, layer in every:
                     why = refusal(error)
-                    told[call, layer, p.name] = record_of(self.opened, case, call, p, layer, "forward", unknown=why)
+                    told[call, layer, p.name] = record_of(ForwardError, self.opened, case, call, p, layer, unknown=why)
         return told
 
     def _of_recorded_steps(self, values: dict[str, Array]) -> dict[str, Array]:
@@ -221,17 +221,17 @@ class Traced:
 
     def _record(
         self, case: str, call: int, p: ProgramPoint, layer: int | None, stored: dict[str, Array], made: CallValues
-    ) -> ErrorRecord:
+    ) -> ForwardError:
         values = stored.get(p.name)
         if lacks := lacks_of(self.opened.record, p, layer, values, stored):
-            return record_of(self.opened, case, call, p, layer, "forward", **lacks)
+            return record_of(ForwardError, self.opened, case, call, p, layer, **lacks)
         assert values is not None
         if (why := self._lacks(call, p.name)) is not None:
-            return record_of(self.opened, case, call, p, layer, "forward", unknown=why)
+            return record_of(ForwardError, self.opened, case, call, p, layer, unknown=why)
         one = step_of(self.opened.record, p, layer)
         drawn = [one(each[p.name]) for each in made.drawn]
         numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS, p.shape)
-        return record_of(self.opened, case, call, p, layer, "forward", **numbers)
+        return record_of(ForwardError, self.opened, case, call, p, layer, **numbers)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _unknown(program: Program, made: Tagged, opaque: Opaque) -> dict[str, str]:
     return {n: why for n, why in (points | outputs).items() if why is not None}
 
 
-def _near(e: ErrorRecord) -> bool:
+def _near(e: ForwardError) -> bool:
     """Whether a forward record is within every limit, or has no numbers that other realisations would change."""
     near = all(found <= limit for _, _, found, limit, _ in forward_checks(e, default_limits()))
     return near and not few_infinite(e)

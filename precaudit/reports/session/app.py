@@ -31,7 +31,7 @@ from precaudit.reports.session.widgets import HeatMap, OutputScreen, StoryScreen
 from precaudit.reports.tokens import Text as Tokenized
 from precaudit.reports.tokens import text_of
 from precaudit.schema.filed import Filed
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.selection import Filters
 
 LOOK = 1.0  # seconds between looks at whether something was written
@@ -283,7 +283,7 @@ class Sitting(App[None]):
         errors: Sequence[ErrorRecord] = run.errors
         try:
             if self.kind == AGAINST and self.other is not None:
-                errors = Filed(against_folder(run.folder, self.other) / "errors.jsonl", ErrorRecord)
+                errors = Filed(against_folder(run.folder, self.other) / "errors.jsonl", ERROR_KINDS)
             keeps = (lambda _: True) if look is None else look.holds
             found = worst_tokens(run, errors, self.kind, cell, keeps, self._text["of"])
         except UserError as error:

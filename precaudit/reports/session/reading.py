@@ -21,7 +21,7 @@ from precaudit.reports.headline import headline
 from precaudit.reports.report import Headline
 from precaudit.reports.session.filters import look_of
 from precaudit.schema.filed import Filed
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.selection import Filters
 
 AGAINST = "against"  # the map of a run beside another
@@ -110,7 +110,7 @@ def _against(run: Recalled, other: Path) -> list[Cell]:
         theirs = recall_run(other).errors
     except UserError:  # not compared with FP64: what rounding makes of it is not known
         theirs = None
-    pairs = Filed(against_folder(run.folder, other) / "errors.jsonl", ErrorRecord)
+    pairs = Filed(against_folder(run.folder, other) / "errors.jsonl", ERROR_KINDS)
     return pair_cells(pairs, run.errors, theirs)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.limits import Limits, Local
 from precaudit.schema.records.base import Number, value
-from precaudit.schema.records.errors import ErrorRecord, Signed
+from precaudit.schema.records.errors import EmulatedError, ErrorRecord, FormulaError, ForwardError, Signed, SumError
 from precaudit.schema.records.runs import Neutrality
 
 # Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
@@ -17,7 +17,7 @@ PRICE = 2.0
 Check = tuple[str, str, float, float, Any]
 
 
-def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
+def local_checks(e: EmulatedError, limits: Local) -> Iterator[Check]:
     """Yield what a local record is judged by, each beside its limit; nothing where the record lacks any of it."""
     u = e.unexplained
     if u is None or u.excess is None or u.gain is None or u.mean is None or u.componentwise is None:
@@ -38,7 +38,7 @@ def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
             yield metric, "head", value(found), getattr(limits, f"head_{metric}").at(slices.get("head", 1)), index
 
 
-def narrow_checks(e: ErrorRecord) -> Iterator[Check]:
+def narrow_checks(e: EmulatedError | ForwardError) -> Iterator[Check]:
     """Yield how many times the error of float32 inside a narrow format inside an operation makes, beside its limit."""
     if e.narrow is not None:
         error, wide = value(e.narrow.error), value(e.narrow.wide)
@@ -53,7 +53,7 @@ def units(x: Signed) -> float:
     return 0.0 if size == 0 else size / noise if noise else float("inf")
 
 
-def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+def forward_checks(e: ForwardError, limits: Limits) -> Iterator[Check]:
     """Yield what a forward record is judged by, each beside its limit."""
     if e.ratio is not None:
         yield "ratio", "tensor", value(e.ratio), limits.ratio.at(1), None
@@ -69,7 +69,7 @@ def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
             yield "kl", "token", sizes[worst], limits.kl.at(len(sizes)), d.positions[worst]
 
 
-def sum_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+def sum_checks(e: SumError, limits: Limits) -> Iterator[Check]:
     """Yield what sums of rows are judged by: root mean square and largest, in units of what rounding leaves."""
     if e.ratio is None or "ratio" not in (e.scopes or {}).get("token", {}):
         return
@@ -91,7 +91,7 @@ def logit_noise(errors: Iterable[ErrorRecord]) -> dict[tuple[str, str, int], flo
     return {
         (e.prompt, e.phase, e.step): value(e.noise)
         for e in errors
-        if e.kind == "forward" and e.point == LOGITS and e.noise is not None
+        if isinstance(e, ForwardError) and e.point == LOGITS and e.noise is not None
     }
 
 
@@ -107,7 +107,7 @@ def disturbance(n: Neutrality, noise: Mapping[tuple[str, str, int], float]) -> f
     return max(each) if known else float("inf")
 
 
-def farthest_formula(e: ErrorRecord) -> tuple[float, str, int | None]:
+def farthest_formula(e: FormulaError) -> tuple[float, str, int | None]:
     """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
     whole: tuple[str, Number | None, int | None] = ("tensor", e.rel_l2, None)
     tokens = (e.scopes or {}).get("token", {})

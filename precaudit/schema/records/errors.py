@@ -1,6 +1,6 @@
-"""The lines of errors.jsonl, and of probe.jsonl, which are errors too."""
+"""The lines of errors.jsonl: a record type for each kind of comparison, which its field ``kind`` tells apart."""
 
-from typing import Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from precaudit.schema.records.base import Count, Index, Number, Record
 
@@ -72,34 +72,26 @@ class Narrow(Record, frozen=True, omit_defaults=False):
     wide: Number
 
 
-class ErrorRecord(Record, frozen=True):
-    """A line of errors.jsonl; ``unknown`` says why there are no numbers.
+Kind = Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product", "sums", "policy"]
 
-    Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
-    ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
-    number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
-    was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes; of
-    sums, the first operation that was made again.
-    ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
-    format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
-    ``narrow``: the format inside that a program declares and its textbook does not have.
-    ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
-    like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others;
-    ``lost_between``: the least and the largest of these; ``collisions``: how many of all it does not tell apart.
-    ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
-    run. ``skipped``: in a branch that was not taken. ``origin``: the operation that makes what is not finite, in words.
-    ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
-    ``mismatched``: elements of a cache, or of a stream that was handed on, whose bits differ from the rows written; at
-    steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows that differ; of a program's sort, top-k or
-    argmax the choices that are not those of the recorded values. ``rows``: which rows, as [first, end).
+
+class ErrorRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
+    """A line of errors.jsonl: two tensors at one place, and the sizes of ``candidate`` − ``reference`` there.
+
+    The place: a prompt or case, a call of it (``phase`` and ``step``), a layer (None outside layers) and a point. Sizes
+    are defined in schema/metrics/sizes.py; ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. Scopes hold the worst
+    value of each metric with its index: a token's position, a head, a channel (head · K + k); ``excess``, ``gain`` and
+    ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no number. ``missing``:
+    requested and not in the run; ``unknown``: why there are no numbers; ``skipped``: in a branch that was not taken.
     """
+
+    kind: ClassVar[Kind]
 
     prompt: str
     phase: str
     step: Index
     layer: Index | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product", "sums", "policy"]
     candidate: str
     reference: str
     dtype: str | None = None
@@ -116,6 +108,43 @@ class ErrorRecord(Record, frozen=True):
     mean: Number | None = None
     excluded: Count = 0
     worst: Worst | None = None
+    scopes: dict[str, Scope] | None = None
+    missing: str | None = None
+    unknown: str | None = None
+    skipped: str | None = None
+
+    @property
+    def numberless(self) -> str | None:
+        """Why there are no numbers: missing, unknown or skipped; None where there are."""
+        if self.skipped is not None:
+            return f"not run: {self.skipped}"
+        return self.unknown if self.missing is None else f"missing: {self.missing}"
+
+
+class RatedError(ErrorRecord, frozen=True, kw_only=True):
+    """An error beside what rounding makes: ``ratio`` of both.
+
+    ``slices``: how many tokens, heads and channels the worst was chosen from.
+    """
+
+    ratio: Number | None = None
+    slices: dict[str, Count] | None = None
+
+
+class EmulatedError(RatedError, frozen=True, kw_only=True):
+    """An error beside emulations of its rounding: ``explained``, the share of it that each makes.
+
+    ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it was
+    rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
+    ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
+    format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
+    ``narrow``: the format inside that a program declares and its textbook does not have.
+    ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
+    like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others;
+    ``lost_between``: the least and the largest of these; ``collisions``: how many of all it does not tell apart.
+    ``origin``: the operation that makes what is not finite, in words.
+    """
+
     explained: dict[str, Number] | None = None
     elided: dict[str, tuple[str, ...]] | None = None
     inherits: str | None = None
@@ -127,47 +156,110 @@ class ErrorRecord(Record, frozen=True):
     collisions: Count = 0
     unsteady: Count = 0
     unexplained: Unexplained | None = None
-    ratio: Number | None = None
-    scopes: dict[str, Scope] | None = None
-    slices: dict[str, Count] | None = None
-    mismatched: Count | None = None
-    rows: tuple[tuple[Index, Index], ...] | None = None
-    distribution: Distribution | None = None
-    noise: Number | None = None
-    missing: str | None = None
-    unknown: str | None = None
-    skipped: str | None = None
     origin: str | None = None
 
-    @property
-    def numberless(self) -> str | None:
-        """Why there are no numbers: missing, unknown or skipped; None where there are."""
-        if self.skipped is not None:
-            return f"not run: {self.skipped}"
-        return self.unknown if self.missing is None else f"missing: {self.missing}"
+
+class LocalError(EmulatedError, frozen=True, kw_only=True, tag="local"):
+    """One operation alone: what was recorded, and FP64 of the operation on its recorded inputs."""
+
+    kind: ClassVar[Kind] = "local"
 
 
-class ProbeRecord(ErrorRecord, frozen=True, kw_only=True):
-    """A line of probe.jsonl: scores that a device made in one way, against FP64 of the operands as they are.
+class PolicyError(EmulatedError, frozen=True, kw_only=True, tag="policy"):
+    """A local error of the reference implementation with the roundings that a policy announces; of caches, state."""
 
-    ``prompt``: the shape, as ``--shape`` takes it; ``phase``: the format of the operands; ``point``: the way and, of
-    what a TPU's compiler would make, `` on`` its name; ``unknown``: what the device said when it refused. ``asked``:
-    the arithmetic that the way names; ``made``: what the scores were made of, more than one name where they cannot be
-    told apart. ``version``: of JAX, or of libtpu. ``seconds`` of a call and ``time``, its ratio to a call of ``first``
-    in the same round: lower quartile, median, upper quartile. ``memory``: bytes of arguments, outputs and temporaries.
-    ``unit``, ``passes``: of a TPU.
+    kind: ClassVar[Kind] = "policy"
+
+    mismatched: Count | None = None
+    rows: tuple[tuple[Index, Index], ...] | None = None
+
+
+class ForwardError(RatedError, frozen=True, kw_only=True, tag="forward"):
+    """All operations up to here: what was recorded, and FP64 of the whole program.
+
+    ``noise``: the error that emulated rounding makes, ‖noise‖ / ‖r‖; ``distribution``: of logits; ``narrow``: of an
+    output, which has no local record, as an ``EmulatedError`` has it.
     """
 
-    kind: Literal["product"]
-    way: str
-    version: str
-    asked: str | None = None
-    made: tuple[str, ...] = ()
-    honoured: Literal["yes", "replaced", "undecided"] | None = None
-    first: str | None = None
-    seconds: tuple[Number, Number, Number] | None = None
-    time: tuple[Number, Number, Number] | None = None
-    memory: tuple[Count, Count, Count] | None = None
-    target: str | None = None
-    unit: Literal["matrix", "vector"] | None = None
-    passes: Index | None = None
+    kind: ClassVar[Kind] = "forward"
+
+    noise: Number | None = None
+    narrow: Narrow | None = None
+    distribution: Distribution | None = None
+
+
+class SumError(RatedError, frozen=True, kw_only=True, tag="sums"):
+    """Sums of rows beside those of their inputs; ``inherits``: the first operation that was made again."""
+
+    kind: ClassVar[Kind] = "sums"
+
+    inherits: str | None = None
+
+
+class StateError(ErrorRecord, frozen=True, kw_only=True, tag="state"):
+    """Bits that have to be the same.
+
+    ``mismatched``: elements of a cache, or of a stream that was handed on, whose bits differ from the rows written; at
+    steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows that differ; of a program's sort, top-k or
+    argmax the choices that are not those of the recorded values. ``rows``: which rows, as [first, end).
+    """
+
+    kind: ClassVar[Kind] = "state"
+
+    mismatched: Count | None = None
+    rows: tuple[tuple[Index, Index], ...] | None = None
+
+
+class FormulaError(ErrorRecord, frozen=True, kw_only=True, tag="formula"):
+    """The program in FP64 beside its reference in FP64: no rounding is in it."""
+
+    kind: ClassVar[Kind] = "formula"
+
+
+class AccumulationError(ErrorRecord, frozen=True, kw_only=True, tag="accum"):
+    """A product summed in another format, of recorded inputs; ``candidate``: which."""
+
+    kind: ClassVar[Kind] = "accum"
+
+
+class WeightError(ErrorRecord, frozen=True, kw_only=True, tag="weights"):
+    """A weight as the program uses it beside the checkpoint's; ``point``: its name, of no prompt, phase or step."""
+
+    kind: ClassVar[Kind] = "weights"
+
+
+class PairError(ErrorRecord, frozen=True, kw_only=True, tag="pair"):
+    """One run beside another, without FP64; ``distribution``: of logits."""
+
+    kind: ClassVar[Kind] = "pair"
+
+    distribution: Distribution | None = None
+
+
+class ProductError(ErrorRecord, frozen=True, kw_only=True, tag="product"):
+    """A product of one shape beside FP64, as budgets judge a ``ProbeRecord``; it is in no file."""
+
+    kind: ClassVar[Kind] = "product"
+
+
+E = TypeVar("E", bound=ErrorRecord)
+
+
+def as_kind(e: Record, kind: type[E], **changes: Any) -> E:
+    """Return a record as one of another kind, with the fields that both have."""
+    return kind(**{name: getattr(e, name) for name in kind.__struct_fields__ if hasattr(e, name)} | changes)
+
+
+# What a line may hold, as msgspec decodes it.
+ERROR_KINDS = cast(
+    "type[ErrorRecord]",
+    LocalError
+    | PolicyError
+    | ForwardError
+    | SumError
+    | StateError
+    | FormulaError
+    | AccumulationError
+    | WeightError
+    | PairError,
+)

@@ -8,7 +8,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.schema.records.base import Record
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.writing import whole
 
 R = TypeVar("R", bound=Record)
@@ -62,7 +62,7 @@ def read_layers(path: Path, layers: Iterable[int]) -> list[ErrorRecord]:
     """
     wanted = [b'"layer":null,', *(b'"layer":%d,' % layer for layer in layers)]
     lines = path.read_bytes().split(b"\n")
-    return list(decode_lines(b"\n".join(x for x in lines if any(w in x for w in wanted)), ErrorRecord, str(path)))
+    return list(decode_lines(b"\n".join(x for x in lines if any(w in x for w in wanted)), ERROR_KINDS, str(path)))
 
 
 def write_lines(path: Path, records: Iterable[Record]) -> None:

@@ -22,8 +22,8 @@ from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.reports.probe import probe_report
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ProbeRecord
 from precaudit.schema.records.lines import read_lines
+from precaudit.schema.records.probe import ProbeRecord
 from tests.helpers.hostile import Page, tables
 from tests.helpers.tpus import needs_libtpu
 
@@ -58,7 +58,7 @@ def probed():
 
 
 def of(probed, form, way):
-    return next(r for r in probed.records if (r.phase, r.way) == (form, way) and r.target is None)
+    return next(r for r in probed.records if (r.operands, r.way) == (form, way) and r.target is None)
 
 
 # What a device makes
@@ -413,8 +413,8 @@ def test_a_probe_is_written_as_markdown_and_as_a_page(tmp_path):
 def test_a_frame_has_a_row_a_product(probed):
     found = probed.frame()
     assert len(found) == len(probed.records)
-    assert {"prompt", "phase", "way", "dtype", "rel_l2", "asked", "made", "honoured", "seconds", "time"} <= set(found)
-    assert found.loc[(found.phase == "float32") & (found.way == "BF16_BF16_F32"), "made"].item() == "float32"
+    assert {"shape", "operands", "way", "dtype", "rel_l2", "asked", "made", "honoured", "seconds", "time"} <= set(found)
+    assert found.loc[(found.operands == "float32") & (found.way == "BF16_BF16_F32"), "made"].item() == "float32"
     assert found.seconds.isna().all()
 
 
@@ -460,7 +460,7 @@ def test_a_tpu_s_passes_units_and_errors_are_predicted():
 @needs_libtpu
 def test_one_row_is_a_tpu_s_vector_unit_and_a_limit_holds_there():
     found = judged("default on v5e worse than 1e-3", formats="bf16,f32", tpu="v5e:2x2")
-    units = {(r.phase, r.way): r.unit for r in found.records if r.target is not None}
+    units = {(r.operands, r.way): r.unit for r in found.records if r.target is not None}
     assert units["float32", "default"] == "vector"
     assert found.exit_code == 1
     assert {(v.phase, v.point) for v in found.judgement.verdicts} == {("bfloat16", "default on v5e:2x2")}

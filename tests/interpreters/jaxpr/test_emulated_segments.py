@@ -25,7 +25,7 @@ from precaudit.interpreters.jaxpr.tag import TapChoice, tag_program
 from precaudit.numbers.arrays import rounder
 from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, restore, segments_at_once, upper
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 
 BF = jnp.bfloat16
 DRAW = np.random.default_rng(11)
@@ -505,8 +505,8 @@ def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passe
     assert (stored != emulated).sum() == 2
     rows = judged.PlaceRows(exact, {(): emulated}, [emulated] * 3)
     found = judged.local_numbers(stored.astype(ml_dtypes.bfloat16), rows)
-    made = ErrorRecord(
-        prompt="a", phase="call", step=0, layer=0, point="probs", kind="local", candidate="r", reference="fp64",
+    made = LocalError(
+        prompt="a", phase="call", step=0, layer=0, point="probs", candidate="r", reference="fp64",
         **found,
     )  # fmt: skip
     assert judged.closes(made) == passes

@@ -31,6 +31,7 @@ from precaudit.references.textbook.alternatives import consistent
 from precaudit.references.textbook.closing import honest
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.references.textbook.pooled import sampled_rows
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import Limit, default_limits, quantile
 from precaudit.schema.metrics.logits import expected_kl, kl, log_softmax
 from precaudit.schema.metrics.residue import Noise, Sums, excesses, gain_and_mean
@@ -39,6 +40,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.policies import KEYS, WORDS, load_policy
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records.devices import SplitSum
+from precaudit.schema.records.errors import ForwardError, LocalError
 from precaudit.schema.selection import Selection
 from tests.helpers.gpu_runs import unpacked
 from tests.helpers.paths import FIXTURES
@@ -104,7 +106,9 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
     run = trace(load(str(path), "bf16", None, "cpu"), tmp_path / "run", [Prompt(id="c", tokens=tokens)], select)
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert gate(found).exit_code == 0, failures(gate(found))
-    unrounded = [e.point for e in found.errors if "attn_norm" in (e.elided or {}).get("policy:bf16", ())]
+    unrounded = [
+        e.point for e in of_kinds(found.errors, LocalError) if "attn_norm" in (e.elided or {}).get("policy:bf16", ())
+    ]
     assert unrounded == ([] if on_bits or not KEEPS_FEWER else ["q", "k", "v"])
 
 
@@ -195,7 +199,7 @@ def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_pat
     select = Selection.parse(points="q,k,v,attn_out", phases="prefill")
     run = trace(subject, tmp_path / "run", prompts(512)[:1], select, TraceOptions(0))
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
-    dear = [e for e in found.errors if e.costly is not None]
+    dear = [e for e in of_kinds(found.errors, LocalError) if e.costly is not None]
     assert {(e.point, e.costly) for e in dear} == {("attn_out", "scores")}
     assert max(e.rel_l2 for e in dear) > 0.02
     assert any("rounding at scores costs up to" in note and "attn_out" in note for note in found.notes)
@@ -442,7 +446,6 @@ def test_forward_errors_of_one_token_or_head_are_judged():
     from precaudit.judging.rules import judge
     from precaudit.references.textbook.forward import _scopes
     from precaudit.schema.metrics.sizes import Difference
-    from precaudit.schema.records.errors import ErrorRecord
 
     draw = np.random.default_rng(8)
     r = draw.standard_normal((200, 8, 16))
@@ -454,8 +457,8 @@ def test_forward_errors_of_one_token_or_head_are_judged():
         slices = _scopes(scopes, Difference.of(r + e, r), energy, np.arange(1000, 1200), "attn_out")
         assert slices == {"token": 200, "head": 8}
         assert scopes[scope]["ratio"][1] == index
-        record = ErrorRecord(
-            prompt="p", phase="prefill", step=0, layer=1, point="attn_out", kind="forward", candidate="run",
+        record = ForwardError(
+            prompt="p", phase="prefill", step=0, layer=1, point="attn_out", candidate="run",
             reference="fp64", n=r.size, rel_l2=0.02, mae=0.01, max_diff=0.1, ratio=2.0, scopes=scopes, slices=slices,
         )  # fmt: skip
         verdict = judge(record, default_limits())

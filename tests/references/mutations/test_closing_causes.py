@@ -29,7 +29,7 @@ from precaudit.reports.diagnosis import details
 from precaudit.reports.judgement import verdict_message
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics._residue_kernel import left_over
-from precaudit.schema.records.errors import ErrorRecord, Signed, Unexplained, Worst
+from precaudit.schema.records.errors import LocalError, Signed, Unexplained, Worst
 from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import Selection
 from tests.helpers.recorded_operations import holding
@@ -224,8 +224,8 @@ def test_the_worst_element_is_one_of_the_part_that_fails(operation):
 
 def judged(worst, scopes):
     signed = Signed(value=0.0, noise=1.0)
-    e = ErrorRecord(
-        prompt="a", phase="prefill", step=0, layer=1, point="v", kind="local", candidate="run", reference="fp64",
+    e = LocalError(
+        prompt="a", phase="prefill", step=0, layer=1, point="v", candidate="run", reference="fp64",
         n=64, nonfinite=0, mae=0.1, max_diff=1.0, rel_l2=0.1, dtype="float32", worst=worst,
         unexplained=Unexplained(
             rel_l2=0.1, u=1.0, excess=1.0, gain=signed, mean=signed, componentwise=(1.0, (0, 0, 0))

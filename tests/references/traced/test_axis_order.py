@@ -16,7 +16,7 @@ from precaudit.references.traced.judged import PlaceRows, closes, local_numbers
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.axes import clusters, largest_along, line_axes, plane_axes, worst_line, worst_slices
 from precaudit.schema.metrics.residue import Noise
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 from tests.helpers.permuted_axes import SUITE, permuted
 from tests.helpers.selected import few
 
@@ -74,8 +74,8 @@ def test_numbers_of_slices_are_those_of_any_order_of_axes(order):
 
         stored = rows(candidate).astype(jnp.bfloat16.dtype)
         found = local_numbers(stored, PlaceRows(rows(exact), {(): rows(made)}, [*map(rows, draws)]), shape)
-        return ErrorRecord(
-            prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
+        return LocalError(
+            prompt="a", phase="call", step=0, layer=None, point="x", candidate="r", reference="fp64",
             **found,
         )  # fmt: skip
 
@@ -140,8 +140,8 @@ def test_a_product_that_cancels_may_be_off_by_its_terms():
 
     def passes(**more):
         found = local_numbers(stored, PlaceRows(exact, {(): emulated}, every, **more))
-        return closes(ErrorRecord(
-            prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
+        return closes(LocalError(
+            prompt="a", phase="call", step=0, layer=None, point="x", candidate="r", reference="fp64",
             **found,
         ))  # fmt: skip
 

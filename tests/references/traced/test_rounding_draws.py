@@ -21,7 +21,7 @@ from precaudit.references.traced.judged import PlaceRows, closes, local_numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 from tests.helpers.audited_cases import program as case
 from tests.helpers.permuted_axes import SUITE
 
@@ -157,8 +157,8 @@ def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, 
     assert found.get("unsteady", 0) == (times > 1)
     fault = near.copy()
     fault[3] += times * most * least / 8.0
-    e = ErrorRecord(
-        prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
+    e = LocalError(
+        prompt="a", phase="call", step=0, layer=None, point="x", candidate="r", reference="fp64",
         **local_numbers(fault.astype(stored.dtype), PlaceRows(exact, {(): near}, draws)),
     )  # fmt: skip
     assert times < 1 or not closes(e)

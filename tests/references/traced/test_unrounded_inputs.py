@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.references.traced.judged import INPUTS, PlaceRows, closes, local_numbers
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import LocalError
 
 N, TERMS = 12, 64
 
@@ -39,8 +39,8 @@ def made():
 
 def record(stored, exact, honest, drawn, moved):
     found = local_numbers(stored.astype(np.float32), PlaceRows(exact, honest, drawn, moved))
-    return ErrorRecord(
-        prompt="a", phase="call", step=0, layer=None, point="scores", kind="local", candidate="r", reference="fp64",
+    return LocalError(
+        prompt="a", phase="call", step=0, layer=None, point="scores", candidate="r", reference="fp64",
         **found,
     )  # fmt: skip
 
