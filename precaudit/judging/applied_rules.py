@@ -7,8 +7,9 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.judging.baselines import RunBaseline, frozen_place
-from precaudit.judging.budgets import RunBudget, keeps_limit, metric_of, ratchet, stated_limit, under
+from precaudit.judging.budgets import RunBudget, ratchet, stated_limit, under
 from precaudit.judging.farthest import Sizes
+from precaudit.judging.metrics import keeps_limit, metric_of
 from precaudit.judging.pooled import ForwardPool
 from precaudit.judging.rules import judge
 from precaudit.judging.spilled import Spilled

@@ -4,42 +4,22 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from precaudit.errors import UserError, nearest
+from precaudit.judging.metrics import METRICS, metrics_of
 from precaudit.judging.verdicts import Status
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.limits.checks import narrow_checks
 from precaudit.schema.records.base import Number, value
-from precaudit.schema.records.errors import Distribution, EmulatedError, ErrorRecord, ForwardError
 from precaudit.schema.selection import PHASES, parse_layers
 from precaudit.schema.toml import of_table, toml_bytes, toml_table
 
-# What a distribution holds a position of: the worst position counts.
-OF_POSITIONS = tuple(n for n in Distribution.__struct_fields__ if n not in ("positions", "kl_noise", "gap"))
-METRICS = (
-    "rel_l2",
-    "mae",
-    "max_diff",
-    "cosine",
-    "max_ulp",
-    "bits_lost",
-    "snr",
-    "gain",
-    "mean",
-    "ratio",
-    "excess",
-    "componentwise",
-    "mismatched",
-    "price",
-    *OF_POSITIONS,
-)
-AT_LEAST = ("cosine", "snr", "top1", "top5", "top50")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
+BudgetKind = Literal["local", "forward", "state", "formula", "policy", "product"]
 TABLES = ("budget", "rollout")  # of runs, of rollouts
 NOT_FROZEN: tuple[Status, str] = ("missing", "the baseline has no value to ratchet from")
 
@@ -63,7 +43,7 @@ class RunEntry(TableEntry, frozen=True, kw_only=True):
     points: str | list[str] = "*"
     phases: list[str] | None = None
     layers: str | None = None
-    kind: Literal["local", "forward", "state", "formula", "policy", "product"] = "local"
+    kind: BudgetKind = "local"
     scope: str = "tensor"
     unexplained: float | None = None
     unknown: Literal["allow"] | None = None
@@ -287,6 +267,9 @@ def _placement_error(e: RunEntry, phases: Sequence[str]) -> str | None:
     for phase in e.phases or ():
         if phase not in phases:
             return f"unknown phase {phase!r}{nearest(phase, phases)}"
+    if e.metric is not None and e.metric not in metrics_of(e.kind):
+        others = [k for k in get_args(BudgetKind) if e.metric in metrics_of(k)]
+        return f"{e.kind} errors have no {e.metric}; kind may be {' or '.join(map(repr, others))}"
     if e.scope not in SCOPES:
         return f"unknown scope {e.scope!r}{nearest(e.scope, SCOPES)}"
     if e.ratchet not in (None, False) and e.scope != "tensor":
@@ -311,36 +294,3 @@ def resolve_budgets(budgets: Iterable[RunBudget], path: Path, layers: int, known
             raise UserError(f"{where}: {error}") from None
         found.append(replace(b, of=b.of._replace(layers=chosen)))
     return tuple(found)
-
-
-def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | None:
-    """Return (value, index) of a metric at a scope of a record; None where the record has none."""
-    if scope != "tensor":
-        found = (e.scopes or {}).get(scope, {}).get(metric)
-        return None if found is None else (value(found[0]), found[1])
-    if metric in OF_POSITIONS:
-        return _worst_position(getattr(e, "distribution", None), metric)
-    if metric in ("excess", "componentwise"):
-        part = getattr(getattr(e, "unexplained", None), metric, None)
-        return None if part is None else (value(part[0]), part[1]) if metric == "componentwise" else (value(part), None)
-    if metric == "price":
-        checks = narrow_checks(e) if isinstance(e, EmulatedError | ForwardError) else ()
-        return next(((found, index) for _, _, found, _, index in checks), None)
-    number = getattr(e, metric, None)
-    size = None if number is None else value(number)
-    return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)
-
-
-def _worst_position(found: Distribution | None, metric: str) -> tuple[float, Any] | None:
-    """Return the worst position's number of a distribution: NaN where one is; None where it holds none."""
-    numbers = [] if found is None else [value(x) for x in getattr(found, metric)]
-    if not numbers:
-        return None
-    if any(map(isnan, numbers)):
-        return nan, None
-    return (min(numbers) if metric in AT_LEAST else max(map(abs, numbers))), None
-
-
-def keeps_limit(metric: str, found: float, limit: float) -> bool:
-    """Whether a value keeps a limit; NaN keeps none."""
-    return found >= limit if metric in AT_LEAST else found <= limit

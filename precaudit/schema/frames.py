@@ -11,14 +11,13 @@ from precaudit.schema.emulations import of_policy_alone
 from precaudit.schema.records.base import Number, Record, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import (
-    ERROR_KINDS,
+    KINDS,
     Distribution,
     EmulatedError,
     ErrorRecord,
     ForwardError,
     PairError,
     PolicyError,
-    ProductError,
     RatedError,
     Scope,
     StateError,
@@ -147,8 +146,7 @@ def _scopes() -> Iterator[Column]:
 
 def _flat_errors() -> Iterator[Column]:
     """Yield a column for every field of any kind of error record that is one text, number or truth value."""
-    kinds = (*get_args(ERROR_KINDS), ProductError)
-    found = {c.name: c for kind in kinds for c in flat(kind)}
+    found = {c.name: c for kind in KINDS.values() for c in flat(kind)}
     for name, column in found.items():
         yield column
         if name == "point":

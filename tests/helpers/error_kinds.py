@@ -1,10 +1,6 @@
 """Error records by the name of their kind."""
 
-from typing import get_args
-
-from precaudit.schema.records.errors import ERROR_KINDS, ProductError
-
-KINDS = {kind.kind: kind for kind in (*get_args(ERROR_KINDS), ProductError)}
+from precaudit.schema.records.errors import KINDS
 
 
 def known_fields(kind, fields):

@@ -6,12 +6,13 @@ import pytest
 from precaudit.errors import UserError
 from precaudit.judging.applied_rules import Rules
 from precaudit.judging.baselines import Baseline, BaselineLine, frozen_place
-from precaudit.judging.budgets import METRICS, Known, keeps_limit, metric_of, ratchet, read_budgets, resolve_budgets
+from precaudit.judging.budgets import Known, ratchet, read_budgets, resolve_budgets
 from precaudit.judging.gate import gate
+from precaudit.judging.metrics import METRICS, keeps_limit, metric_of
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records.errors import ERROR_KINDS, Distribution, Narrow, Signed, Unexplained
+from precaudit.schema.records.errors import ERROR_KINDS, KINDS, Distribution, Narrow, Signed, Unexplained
 from precaudit.schema.records.lines import write_lines
-from tests.helpers.error_kinds import KINDS, known_fields
+from tests.helpers.error_kinds import known_fields
 
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3
@@ -117,6 +118,11 @@ def test_no_entries_are_no_budgets(tmp_path):
         ('metric = "mae"\nlimit = 1\npoints = []', ("points is empty",)),
         ('metric = "mae"\nlimit = 1\npoints = "k_cache"\nkind = "forward"', ("'k_cache' have no forward errors",)),
         ('metric = "mae"\nlimit = 1\npoints = "q"\nkind = "state"', ("'q' have no state errors",)),
+        ('metric = "kl"\nlimit = 1\npoints = "q"', ("local errors have no kl; kind may be 'forward'",)),
+        (
+            'metric = "excess"\nlimit = 1\nkind = "forward"',
+            ("kind may be 'local' or 'policy'",),
+        ),
         ('metric = "mae"\nlimit = 1\npoints = "logits"\nlayers = "0"', ("'logits' are outside layers",)),
         ('metric = "mae"\nratchet = 0', ("ratchet = 0", "impossible")),
         ("unexplained = -2.0", ("unexplained = -2", "impossible")),
@@ -308,7 +314,7 @@ def test_a_limit_at_a_scope_names_the_index(verdict):
 def test_what_a_record_does_not_hold_is_unknown(verdict):
     found = verdict(budget(metric="rel_l2", limit=1, scope="head"), error())
     assert (found.status, found.text) == ("unknown", "the record has no rel_l2 at scope head")
-    assert verdict(budget(metric="kl", limit=1), error()).status == "unknown"
+    assert verdict(budget(metric="kl", limit=1, kind="forward"), error(kind="forward")).status == "unknown"
 
 
 def test_only_records_under_a_budget_are_held_to_it(verdict):

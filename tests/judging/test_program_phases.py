@@ -3,7 +3,7 @@
 from precaudit.judging.programs import suspect
 from precaudit.judging.rules import judge
 from precaudit.schema.limits import default_limits
-from tests.helpers.error_kinds import KINDS
+from precaudit.schema.records.errors import KINDS
 
 PREFILL, DECODE = "prefill call", "decode call"
 

@@ -14,7 +14,7 @@ from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline, how_far
 from precaudit.schema.digits import percent
 from precaudit.schema.places import Place
-from tests.helpers.error_kinds import KINDS
+from precaudit.schema.records.errors import KINDS
 
 AT = Place("a", "call", 0, 3, "scores")
 

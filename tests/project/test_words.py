@@ -22,7 +22,8 @@ from precaudit.cli import SPELT, cli, run
 from precaudit.cli._examples import EXAMPLES
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.errors import UserError
-from precaudit.judging.budgets import METRICS, SCOPES
+from precaudit.judging.budgets import SCOPES
+from precaudit.judging.metrics import METRICS
 from precaudit.judging.verdicts import STATUSES, Verdict
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS

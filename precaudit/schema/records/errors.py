@@ -1,6 +1,6 @@
 """The lines of errors.jsonl: a record type for each kind of comparison, which its field ``kind`` tells apart."""
 
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from precaudit.schema.records.base import Count, Index, Number, Record
 
@@ -263,3 +263,4 @@ ERROR_KINDS = cast(
     | WeightError
     | PairError,
 )
+KINDS: dict[str, type[ErrorRecord]] = {kind.kind: kind for kind in (*get_args(ERROR_KINDS), ProductError)}
