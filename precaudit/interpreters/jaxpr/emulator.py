@@ -14,8 +14,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from precaudit.interpreters.jaxpr.expanded import EXPANDED, complex_product
 from precaudit.interpreters.jaxpr.inaccuracy import INACCURATE, ULPS, inaccurate, mixed_bits, unit_interval
-from precaudit.interpreters.jaxpr.jax_versions import open_jaxpr
+from precaudit.interpreters.jaxpr.jax_versions import count_readers, open_jaxpr
 from precaudit.interpreters.jaxpr.multiplying import (
+    MADE_OF,
     MATRIX,
     MOST,
     ONE_NARROW,
@@ -52,15 +53,10 @@ from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
 from precaudit.interpreters.jaxpr.sums import float_bits, monoid, narrow_sum, own, sum_in_single, sums_in_single
 from precaudit.interpreters.jaxpr.wide import up
-from precaudit.schema.records.devices import SplitSum, Way
+from precaudit.schema.records.devices import SplitSum
 
 TIE = 2 * int(ULPS)  # ulps of float32 that two makings of one value may be apart
 TWO = "two of each"
-# Passes, and the format of their parts.
-ON_GPU: dict[Way | None, tuple[int, Callable[[Any], Any]]] = {
-    "1 pass": (1, TO_BFLOAT16), "3 passes": (3, TO_BFLOAT16), "1 TF32 pass": (1, round_to_tf32),
-    "3 TF32 passes": (3, round_to_tf32),
-}  # fmt: skip
 
 
 class Emulator(Planted):
@@ -87,8 +83,10 @@ class Emulator(Planted):
         return super().run(jaxpr, consts, args)
 
     def entering(self, jaxpr: jex.Jaxpr) -> None:
-        """Note by how many equations each variable is read."""
-        self.readers |= _readers(jaxpr)
+        """Note by how many equations each variable is read; nothing is known of those that it makes."""
+        self.readers |= count_readers(jaxpr)
+        for v in (v for e in jaxpr.eqns for v in e.outvars):
+            self.before.pop(v, None)
 
     def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
@@ -111,6 +109,13 @@ class Emulator(Planted):
         if cut_out:
             self.keep(out[0], equation.outvars[0].aval.dtype)
         return out
+
+    def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:
+        """Hand on what was not rounded: compilers put a call's body in its place."""
+        known = [None if hasattr(v, "val") else self.before.get(v) for v in given]
+        for v, x in zip(taken, known, strict=True):
+            self.before.pop(v, None)
+            self.before |= {} if x is None else {v: x}
 
     def keep(self, x: jax.Array, dtype: DTypeLike) -> None:
         """Note that a format has all of a value's elements."""
@@ -222,7 +227,7 @@ class Emulator(Planted):
         way, (x, y, *groups) = on_gpu(equation, said), inputs
         if way == ROUNDED_TERMS:
             return of_rounded_terms(equation, inputs, partial(round_once, dtype=equation.outvars[0].aval.dtype))
-        passes, narrow = ON_GPU.get(way, (MOST, round_to_tf32))
+        passes, narrow = MADE_OF.get(way, (MOST, round_to_tf32))
         if narrow is round_to_tf32 and equation.primitive.name == "conv_general_dilated":
             narrow = to_even
         pairs = operand_parts(equation, (x, y), passes, narrow) or [(x, y)]
@@ -339,11 +344,6 @@ class Emulator(Planted):
         """Return what is told of a tap whose branch was not taken."""
         zeros = super().none(value)
         return None if zeros is None else (zeros, zeros)
-
-
-def _readers(jaxpr: jex.Jaxpr) -> Counter[Any]:
-    """Return by how many equations each variable of an open jaxpr is read."""
-    return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
 
 
 def _reverse_axis(x: jax.Array, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffled``

@@ -1,5 +1,6 @@
 """What differs between JAX 0.8.2 and the newest: the shape of jaxpr parameters and how an equation is bound again."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -100,6 +101,11 @@ def _position(code: Any, instruction: int) -> tuple[int, int]:
 def body_of_call(params: Mapping[str, Any], name: str) -> tuple[Any, Sequence[Any]]:
     """Return (open jaxpr, constants) of a call's body; a composite's is ``call_jaxpr`` from JAX 0.12 on."""
     return open_jaxpr(params[name] if name in params else params["call_jaxpr"])
+
+
+def count_readers(jaxpr: jex.Jaxpr) -> Counter[Any]:
+    """Return by how many equations each variable of an open jaxpr is read."""
+    return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

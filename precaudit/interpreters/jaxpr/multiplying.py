@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from precaudit.interpreters.jaxpr.rounding import TO_BFLOAT16
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.wide import up
 from precaudit.numbers.arrays import Array
@@ -58,6 +59,15 @@ def round_to_tf32(x: jax.Array) -> Any:
     few = jnp.sign(x) * jnp.floor(jnp.abs(x) * 2.0**136 + 0.5) * 2.0**-136  # of float32's subnormal numbers
     made = jnp.where(jnp.abs(x) < SMALLEST, few, jnp.where(jnp.abs(kept) < 2.0**128, kept, jnp.sign(x) * np.inf))
     return jnp.where(jnp.isfinite(x), made, x)
+
+
+# Passes on a GPU, and the format of their parts.
+MADE_OF: dict[Way | None, tuple[int, Callable[[Any], Any]]] = {
+    "1 pass": (1, TO_BFLOAT16),
+    "3 passes": (3, TO_BFLOAT16),
+    "1 TF32 pass": (1, round_to_tf32),
+    "3 TF32 passes": (3, round_to_tf32),
+}
 
 
 def to_even(x: jax.Array) -> Any:

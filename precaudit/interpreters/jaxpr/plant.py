@@ -13,9 +13,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr, scan_counts, walk
+from precaudit.interpreters.jaxpr.jax_versions import open_jaxpr, scan_counts, walk
 from precaudit.interpreters.jaxpr.loops import map_shards
-from precaudit.interpreters.jaxpr.primitives import lifting
 from precaudit.interpreters.jaxpr.shadow import Lift, Shadow, leaves, literal, trace_jaxpr
 from precaudit.interpreters.jaxpr.sites import (
     STATE,
@@ -176,7 +175,8 @@ class Planted(Shadow):
             return self.planted_cond(params, inputs, values)
         if name == "shard_map":
             return self.planted_shards(params, inputs, values)
-        return self.evaluate(*body_of_call(params, lifting(name).body), inputs, values)
+        with self.body_in_place(equation) as body:
+            return self.evaluate(*body, inputs, values)
 
     def tap(self, x: jax.Array, value: jax.Array) -> tuple[list[Any], list[Any]]:
         """Return what the program goes on with, and what is told of a tap."""

@@ -5,7 +5,8 @@ formula: candidate − shadow is rounding, shadow − an independent reference i
 every primitive is in docs/shadow.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ DTYPES = ("preferred_element_type", "dtype", "new_dtype", "accum_dtype", "out_dt
 
 # Where the operand is not lifted yet: what is cut out of it is lifted (rows of an embedding, not the table), and what
 # only moves it leaves it so.
+REMATERIALISED = "remat2"
 SLICES = {"gather", "slice", "dynamic_slice"}
 MOVES = {"transpose", "reshape", "squeeze"}
 
@@ -160,7 +162,8 @@ class Shadow:
             return [jnp.signbit(up(inputs[0]))]
         how = lifting(name)
         if how.kind == "call":
-            return self.run(*body_of_call(params, how.body), inputs)
+            with self.body_in_place(equation) as body:
+                return self.run(*body, inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, _lift_array, params, inputs)
         if name == "shard_map":
@@ -169,6 +172,20 @@ class Shadow:
             moved = bind(equation, inputs)
             return moved if name in MOVES else _check_results(equation, [up(x) for x in moved])
         return self.operation(equation, [x if large.stays(equation, i, x) else up(x) for i, x in enumerate(inputs)])
+
+    @contextmanager
+    def body_in_place(self, equation: jex.JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
+        """Give a call's body, an open jaxpr and its constants, to be evaluated in the place of the call."""
+        body = body_of_call(equation.params, lifting(equation.primitive.name).body)
+        apart = equation.primitive.name == REMATERIALISED  # a barrier may stand around it
+        if not apart:
+            self.hand_over(equation.invars, body[0].invars)
+        yield body
+        if not apart:
+            self.hand_over(body[0].outvars, equation.outvars)
+
+    def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:
+        """Take note that variables (``taken``) are others, or literals (``given``), by another name."""
 
     def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation on lifted operands; what it raises and what it gives wrongly are CannotLift."""

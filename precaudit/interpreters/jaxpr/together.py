@@ -4,6 +4,7 @@ They share calls and scans, so that equal operations lie in one computation, whe
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax.extend.core as jex
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr, scan_counts, walk
+from precaudit.interpreters.jaxpr.jax_versions import open_jaxpr, scan_counts, walk
 from precaudit.interpreters.jaxpr.plant import Planted, planting
 from precaudit.interpreters.jaxpr.primitives import lifting
 from precaudit.interpreters.jaxpr.shadow import literal
@@ -87,7 +88,9 @@ class Together(Planted):
         if name == "scan" and not given:
             return self.run_scan(params, own, values)
         if lifting(name).kind == "call" and not given:
-            return self.in_step(*body_of_call(params, lifting(name).body), inputs, values)
+            with ExitStack() as stack:
+                bodies = [stack.enter_context(run.body_in_place(equation)) for run in self.runs]
+                return self.in_step(*bodies[0], inputs, values)
         return self.join([run.enter(equation, x, values) for run, x in zip(self.runs, own, strict=True)], values)
 
     def join(self, made: Sequence[tuple[list[Any], list[Any]]], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -233,6 +233,26 @@ def test_which_format_has_all_values_of_another(narrow, wide):
     assert holds(np.dtype(wide), dtype) == bool(same.all())
 
 
+def test_a_conversion_reads_what_was_not_rounded_across_calls():
+    """Compilers put a jitted function's body in the place of its call."""
+    square, widened = jax.jit(lambda x: x * x), jax.jit(lambda x: x.astype(jnp.float32) + 1)
+
+    def call(x):
+        y = checkpoint_name(square(x), "y")
+        return y, checkpoint_name(widened(square(x) * x), "z")
+
+    x = drawn(4, 8)
+    taps = dict(zip(("y", "z"), jax.jit(call)(x), strict=True))
+    wide = np.asarray(x, np.float64)
+    once = rounder("bfloat16")(wide**2)
+    for unrounded, cube in (("none", rounder("bfloat16")(once * wide)), ("converted", once * wide)):
+        with jax.enable_x64(True):
+            found = jax.jit(emulate_segments(call, Realisation(unrounded)))(taps, x)
+        assert np.array_equal(found["y"][0], once)
+        assert np.array_equal(found["y"][1], wide**2)
+        assert np.array_equal(found["z"][0], rounder("float32")(cube + 1))
+
+
 @pytest.mark.parametrize("unrounded", ["none", "converted", "unshared", "all", "single"])
 def test_a_rounding_that_changes_nothing_is_left_out(monkeypatch, unrounded):
     """Of moved values; every tap is what it is with all roundings made, in less of a program."""
