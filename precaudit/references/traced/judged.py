@@ -247,12 +247,15 @@ def floor_of(dtype: str, flush: bool) -> float:
 def lost_of(stored: Array, exact: Array) -> dict[str, Any]:
     """Return which whole numbers a run holds as others, as a record has it; empty where FP64 makes other numbers, too.
 
-    They collide where a number of the run stands for several of FP64.
+    They collide where a number of the run stands for several of FP64. Empty, too, where the format has all of them:
+    then something before rounded to another whole number, such as a quantiser.
     """
     held = widen(stored)
     if not np.array_equal(exact, np.rint(exact)) or np.array_equal(held, exact):
         return {}
     others = exact[held != exact]
+    if np.array_equal(widen(others.astype(stored.dtype)), others):
+        return {}
     pairs, times = np.unique(np.stack([held.ravel(), exact.ravel()]), axis=1, return_counts=True)
     _, stands, several = np.unique(pairs[0], return_inverse=True, return_counts=True)
     return {

@@ -214,6 +214,21 @@ def test_what_is_held_or_no_whole_number_passes(count, given, tmp_path):
     assert gate(compare_program(opened, program)).exit_code == 0
 
 
+def test_a_number_that_rounding_quantises_to_its_neighbour_is_not_lost(tmp_path):
+    """Where a quotient in bfloat16 is rounded to another whole number than FP64's, bfloat16 has both."""
+    keys = jnp.asarray(np.random.default_rng(1).standard_normal((20, 16)), jnp.bfloat16)
+
+    def call(_, x):
+        scale = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
+        stored = jnp.round(x / scale).astype(jnp.int8)
+        return stored.astype(jnp.bfloat16) * scale
+
+    program = Program(call, (), {"a": (keys,)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    assert any(p.whole for p in opened.record.points)
+    assert gate(compare_program(opened, program)).exit_code == 0
+
+
 def points(call, *given):
     return [(s.name, prepare_program(Program(call, (), {"a": given})).tags[s.name].whole) for s in
             prepare_program(Program(call, (), {"a": given})).sites]  # fmt: skip
