@@ -19,7 +19,7 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.places import Place
 from precaudit.schema.policies import keeps_unrounded, recorded_policy
-from precaudit.schema.records.errors import LocalError, PolicyError, as_kind
+from precaudit.schema.records.errors import LocalError, PolicyError, StateError, as_kind
 
 NOT_SHOWN = "the names map does not show what it reads"
 NOT_MADE = "the names map does not show what its inputs are computed from, which it may have read unrounded"
@@ -36,26 +36,20 @@ def announced_errors(view: Viewed, book: MappedTextbook, case: str, phase: str) 
         if pair not in book.pairs or not (announced or POINTS[pair.point].state):
             continue
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
-        worst: dict[int, PolicyError] = {}
+        worst: dict[int, LocalError | StateError] = {}
         for e in policy_errors(view, book.model, place):
             call = e.step
             if call not in worst or _badness(e) > _badness(worst[call]):
                 worst[call] = e
         for call, e in worst.items():
+            here = Place(case, phase, call, pair.step, pair.shown.name)
             if (why := _not_judged(view, place, e)) is not None:
-                e = place.record(PolicyError, e.candidate, e.reference, skipped=why)
-            yield msgspec.structs.replace(
-                e,
-                prompt=case,
-                phase=phase,
-                step=call,
-                layer=pair.step,
-                point=pair.shown.name,
-                reference=named,
-            )
+                yield here.record(PolicyError, e.candidate, named, skipped=why)
+            else:
+                yield as_kind(e, PolicyError, **here._asdict(), reference=named)
 
 
-def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[PolicyError]:
+def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[LocalError | StateError]:
     """Yield the local records of a point of a phase under the view's policy, of every sequence; of a cache its state.
 
     A cache has to hold the rows that were written, in the policy's format, bit for bit.
@@ -65,13 +59,13 @@ def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[PolicyEr
         here = place._replace(prompt=prompt)
         if POINTS[place.point].state:
             for e in state_errors(view, here):  # what is not finite and was written so is so where it was made
-                yield as_kind(e, PolicyError, **({"nonfinite": 0} if e.mismatched == 0 else {}))
+                yield msgspec.structs.replace(e, nonfinite=0) if e.mismatched == 0 else e
         elif POINTS[place.point].inputs:
             found = local_errors(view, model, True, emulations, here)
-            yield from (as_kind(e, PolicyError) for e in found if isinstance(e, LocalError))
+            yield from (e for e in found if isinstance(e, LocalError))
 
 
-def _not_judged(view: Viewed, place: Place, e: PolicyError) -> str | None:
+def _not_judged(view: Viewed, place: Place, e: LocalError | StateError) -> str | None:
     """Return why a record says nothing of the policy; None where it does.
 
     A compiler may hand an operation its inputs as they were before they were rounded (docs/numerics.md, fact 2). Where
@@ -88,8 +82,10 @@ def _not_judged(view: Viewed, place: Place, e: PolicyError) -> str | None:
     )
 
 
-def _badness(e: PolicyError) -> float:
+def _badness(e: LocalError | StateError) -> float:
     """Return how far a record is beyond its limits; infinite where it holds what is not finite."""
-    if e.nonfinite or e.mismatched:
+    if isinstance(e, StateError):
+        return float("inf") if e.nonfinite or e.mismatched else 0.0
+    if e.nonfinite:
         return float("inf")
     return max((found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))), default=0)
