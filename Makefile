@@ -4,8 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
-	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
+.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
+	cut-programs cut-styles cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -22,6 +22,7 @@ help:
 	@echo 'make exam-written  write the mistakes into examples: gate must fail, none may be named wrongly'
 	@echo 'make families  every family end to end on random models'
 	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device, chips priced'
+	@echo 'make styles    correct programs in 42 styles: none may fail'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make watch     watch programs that others wrote, each by its own command (makes environments in build/watched)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
@@ -98,6 +99,9 @@ exam-cells: .venv/test
 exam-written: .venv/test
 	$(BIN)/python -m exams.exam_written
 
+styles: .venv/test
+	$(BIN)/python -m exams.styles
+
 mesh: .venv/test
 	$(BIN)/python -m exams.mesh
 
@@ -126,7 +130,7 @@ calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate
 
 cuts: .venv/test
-	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-calibrate
+	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-styles cut-calibrate
 
 cut-exam: .venv/test
 	$(BIN)/python -m exams.exam --part today/28
@@ -145,6 +149,9 @@ cut-mesh: .venv/test
 
 cut-programs: .venv/test
 	$(BIN)/python -m exams.programs --only examples/ --part today/28
+
+cut-styles: .venv/test
+	$(BIN)/python -m exams.styles --part today/28
 
 cut-calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate --anew --part today/280

@@ -1,0 +1,1 @@
+"""Correct programs in the styles that people write: none may fail."""
