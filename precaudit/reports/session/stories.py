@@ -15,7 +15,7 @@ from precaudit.schema.digits import digits
 from precaudit.schema.filed import of_place
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
-from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord, PairError
 
 TOKENS = 5  # that are shown
 SCALES = {"local": ("excess", "rel_l2"), "forward": ("ratio", "rel_l2")}  # what orders tokens; of others rel_l2
@@ -39,8 +39,8 @@ def worst_tokens(
     text: Text | None,
 ) -> Told:
     """Return the tokens of a cell whose error is largest, each in its context, from all of its records."""
-    kinds = KINDS.get(kind, ("pair",))
-    every = (e for e in of_place(errors, cell.layer, cell.point) if e.kind in kinds and keeps(e))
+    kinds = KINDS.get(kind, (PairError,))
+    every = (e for e in of_place(errors, cell.layer, cell.point) if isinstance(e, kinds) and keeps(e))
     sized = [(*found, e) for e in every for found in _sizes(kind, e)]
     return [
         (f"token {position}", f"{_context(run, e, position, text)}{digits(size)} {UNITS[metric]}, {_call(e)}")

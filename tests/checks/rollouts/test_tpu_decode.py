@@ -73,7 +73,7 @@ def test_a_tpu_s_generation_writes_its_bfloat16_cache_in_place(loop):
     subject = load("tiny", "bf16", device="cpu")
     tpu = replace(subject, device=SimpleNamespace(platform="tpu"))
     assert tpu.platform == "tpu"
-    made = generation._programs(tpu.decoder, "greedy", (), tpu.platform)[loop]
+    made = generation._programs(tpu.decoder, "greedy", (), tpu.platform, None)[loop]
     bits = Generator(subject, DrawShape(BATCH, SLOTS, SLOTS, SLOTS), Sampling(0), ()).arguments()[loop]
     floats = (subject.parameters, *bits[1:])
     text = text_of(made, shaped(floats), (generation.STATE,))
