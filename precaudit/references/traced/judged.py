@@ -254,7 +254,9 @@ def lost_of(stored: Array, exact: Array) -> dict[str, Any]:
     if not np.array_equal(exact, np.rint(exact)) or np.array_equal(held, exact):
         return {}
     others = exact[held != exact]
-    if np.array_equal(widen(others.astype(stored.dtype)), others):
+    with np.errstate(over="ignore", invalid="ignore"):  # which a narrow format does not have
+        known = widen(others.astype(stored.dtype))
+    if np.array_equal(known, others):
         return {}
     pairs, times = np.unique(np.stack([held.ravel(), exact.ravel()]), axis=1, return_counts=True)
     _, stands, several = np.unique(pairs[0], return_inverse=True, return_counts=True)
