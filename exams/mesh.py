@@ -130,6 +130,7 @@ def cpu_seconds() -> float:
 
 def prepare_process(cache: str) -> None:
     """Let a process use what others compiled: a mistake's correct twin is compiled once, and FP64 of its operations."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -154,7 +155,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=WAYS, help="processes at a time")
     add_part(parser)
     args = parser.parse_args()
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     kinds = args.kinds.split(",")
     every = {kind: [c for c in cells() if c.kind == kind and args.only in str(c)] for kind in kinds}
     asked = [cell for some in every.values() for cell in args.part.of(some)]

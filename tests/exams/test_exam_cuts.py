@@ -13,6 +13,7 @@ from exams import calibrate, exam, exam_cells, exam_diagnose, exam_written, mesh
 from exams.cells import CELLS
 from exams.cut import Cut, cut
 from exams.injection import Cell
+from exams.styles.__main__ import EVERY
 from exams.traits import TRAITS
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.selection import Selection
@@ -28,12 +29,21 @@ KINDS = {
     "twins": (exam_written.twins(), "exam_written"),
     "sharded programs": ([c for c in mesh.cells() if c.kind == "correct"], "mesh"),
     "mistakes of meshes": ([c for c in mesh.cells() if c.kind == "mistake"], "mesh"),
-    "examples": (list(programs.programs("examples/")), "programs"),
+    "examples": (list(programs.programs("examples/")), "programs"), "styles": (list(EVERY), "styles"),
 }  # fmt: skip
 
 
 def test_ci_makes_a_cut_of_every_exam():
-    assert set(CUTS) == {"exam", "exam_diagnose", "exam_cells", "exam_written", "mesh", "programs", "calibrate"}
+    assert set(CUTS) == {
+        "exam",
+        "exam_diagnose",
+        "exam_cells",
+        "exam_written",
+        "mesh",
+        "programs",
+        "styles",
+        "calibrate",
+    }
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
 
 
