@@ -9,6 +9,7 @@ from precaudit.judging.baselines import Baseline, BaselineLine, frozen_place
 from precaudit.judging.budgets import Known, ratchet, read_budgets, resolve_budgets
 from precaudit.judging.gate import gate
 from precaudit.judging.metrics import METRICS, keeps_limit, metric_of
+from precaudit.judging.rules import judge
 from precaudit.schema.limits import default_limits
 from precaudit.schema.records.errors import ERROR_KINDS, KINDS, Distribution, Narrow, Signed, Unexplained
 from precaudit.schema.records.lines import write_lines
@@ -266,6 +267,14 @@ def test_every_metric_is_told_from_a_record():
     assert metric_of(e, "rel_l2", "token") == (0.02, 5)
     assert metric_of(e, "rel_l2", "head") is None
     assert metric_of(error(unexplained=None), "excess", "tensor") is None
+
+
+def test_a_narrow_format_inside_an_output_has_a_price_too():
+    """An output has no local record: its forward one holds what the format costs."""
+    cheap, dear = (Narrow(cause="c", says="sums in bfloat16", error=x, wide=0.01) for x in (0.019, 0.03))
+    assert judge(error(kind="forward", narrow=cheap), LIMITS).status == "pass"
+    found = judge(error(kind="forward", narrow=dear), LIMITS)
+    assert (found.status, found.metric, found.text) == ("fail", "price", "sums in bfloat16")
 
 
 def spread(**rows):

@@ -27,7 +27,6 @@ DTYPES = ("preferred_element_type", "dtype", "new_dtype", "accum_dtype", "out_dt
 
 # Where the operand is not lifted yet: what is cut out of it is lifted (rows of an embedding, not the table), and what
 # only moves it leaves it so.
-REMATERIALISED = "remat2"
 SLICES = {"gather", "slice", "dynamic_slice"}
 MOVES = {"transpose", "reshape", "squeeze"}
 
@@ -175,9 +174,13 @@ class Shadow:
 
     @contextmanager
     def body_in_place(self, equation: jex.JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Give a call's body, an open jaxpr and its constants, to be evaluated in the place of the call."""
-        body = body_of_call(equation.params, lifting(equation.primitive.name).body)
-        apart = equation.primitive.name == REMATERIALISED  # a barrier may stand around it
+        """Give a call's body, an open jaxpr and its constants, to be evaluated in the place of the call.
+
+        What ``jax.checkpoint`` has a gradient compute again stands behind a barrier, unless ``prevent_cse`` is False.
+        """
+        params = equation.params
+        body = body_of_call(params, lifting(equation.primitive.name).body)
+        apart = bool(params.get("differentiated")) and params.get("prevent_cse") is not False
         if not apart:
             self.hand_over(equation.invars, body[0].invars)
         yield body

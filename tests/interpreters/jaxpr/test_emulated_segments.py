@@ -233,9 +233,10 @@ def test_which_format_has_all_values_of_another(narrow, wide):
     assert holds(np.dtype(wide), dtype) == bool(same.all())
 
 
-def test_a_conversion_reads_what_was_not_rounded_across_calls():
+@pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint])
+def test_a_conversion_reads_what_was_not_rounded_across_calls(wrapped):
     """Compilers put a jitted function's body in the place of its call."""
-    square, widened = jax.jit(lambda x: x * x), jax.jit(lambda x: x.astype(jnp.float32) + 1)
+    square, widened = wrapped(lambda x: x * x), wrapped(lambda x: x.astype(jnp.float32) + 1)
 
     def call(x):
         y = checkpoint_name(square(x), "y")
@@ -251,6 +252,23 @@ def test_a_conversion_reads_what_was_not_rounded_across_calls():
         assert np.array_equal(found["y"][0], once)
         assert np.array_equal(found["y"][1], wide**2)
         assert np.array_equal(found["z"][0], rounder("float32")(cube + 1))
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint, partial(jax.checkpoint, prevent_cse=False)])
+def test_a_gradient_that_recomputes_behind_a_barrier_reads_what_was_rounded(wrapped):
+    """As XLA:CPU makes it: what jax.checkpoint recomputes reads a rounded input, but where it may be merged."""
+
+    def loss(x):
+        return jnp.sum(wrapped(lambda y: jnp.sum(y.astype(jnp.float32) ** 3))(x * x))
+
+    def call(x):
+        return checkpoint_name(jax.grad(loss)(x), "g")
+
+    x = drawn(16, 16)
+    made = jax.jit(call)(x)
+    with jax.enable_x64(True):
+        found = jax.jit(emulate_segments(call, Realisation("converted")))({"g": made}, x)
+    assert np.array_equal(found["g"][0], np.asarray(made, np.float64))
 
 
 @pytest.mark.parametrize("unrounded", ["none", "converted", "unshared", "all", "single"])
