@@ -242,6 +242,11 @@ def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
 
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
+    with path.open("rb") as f:
+        first = f.readline(1 << 16)
+    if b'"kind":"product"' in first and b'"shape":' not in first:
+        again = "write it again: precaudit probe -o FILE"
+        raise UserError(f"{path}: an earlier version of precaudit probe wrote it; {again}")
     filed = Filed(path, cast("type[ErrorRecord | ProbeRecord]", ERROR_KINDS | ProbeRecord), _same_lengths)
     if budgets is not None:
         places = {(e.point, e.layer, e.phase, e.kind) for e in map(_as_error, filed)}

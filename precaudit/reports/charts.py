@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Shares
 from precaudit.errors import UserError
 from precaudit.reports.cells import Cell, cells, program_order, weight
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import digits, ratio
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.places import point_text
@@ -285,7 +285,7 @@ def _price_row(x: Remedy | LineRemedy) -> dict[str, Any]:
     if isinstance(x, LineRemedy):
         name = x.sources[0] if len(x.sources) == 1 else f"{len(x.sources)} lines"
         return {"change": name, "gain": value(x.gain), "price": float(x.bytes), "kept": f"± {value(x.error):.1%}"}
-    times = f"decode {value(x.decode_time):.2f} ×, memory {value(x.memory):.2f} ×"
+    times = f"decode {ratio(x.decode_time)} ×, memory {ratio(x.memory)} ×"
     return {"change": x.part, "gain": value(x.gain), "price": value(x.time), "kept": times}
 
 

@@ -13,7 +13,7 @@ from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
 from precaudit.reports.findings import first_of
 from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits, error_share, short
+from precaudit.schema.digits import digits, error_share, ratio, rough, short
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import point_text, spans
@@ -142,15 +142,15 @@ def remedy_text(r: Remedy, verbose: bool = True) -> str:
     if not verbose:
         return (
             f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), flips "
-            f"{r.flips[0]} to {r.flips[1]} of {r.positions}; × {value(r.time):.2f} prefill, × "
-            f"{value(r.decode_time):.2f} decode, × {value(r.memory):.2f} memory"
+            f"{r.flips[0]} to {r.flips[1]} of {r.positions}; × {ratio(r.time)} prefill, × "
+            f"{ratio(r.decode_time)} decode, × {ratio(r.memory)} memory"
         )
     local = "" if r.local is None else f", own error of {r.point} {short(r.local[0])} to {short(r.local[1])}"
     return (
         f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), margin error "
         f"{short(r.margin[0])} to {short(r.margin[1])}{local}, top-1 flips {r.flips[0]} to {r.flips[1]} of "
-        f"{r.positions}; prefill takes {value(r.time):.2f} × the time, a decode step {value(r.decode_time):.2f} ×, "
-        f"{value(r.memory):.2f} × the memory; in JAX: {r.code}"
+        f"{r.positions}; prefill takes {ratio(r.time)} × the time, a decode step {ratio(r.decode_time)} ×, "
+        f"{ratio(r.memory)} × the memory; in JAX: {r.code}"
     )
 
 
@@ -241,7 +241,7 @@ def jumps(errors: Sequence[ErrorRecord]) -> str:
     if len(rows) < 2:
         return ""
     broken = [e.layer for e in errors if (e.kind, e.point) == ("forward", STREAM) and e.nonfinite]
-    at = [f"{b[0]} (× {b[1] / a[1]:.1f})" for a, b in pairwise(rows) if a[1] and b[1] > JUMP * a[1]]
+    at = [f"{b[0]} (× {rough(b[1] / a[1])})" for a, b in pairwise(rows) if a[1] and b[1] > JUMP * a[1]]
     told = f", with a jump at layer {', '.join(at)}" if at else ", without a jump"
     first, last = rows[0], rows[-1]
     return (

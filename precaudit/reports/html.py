@@ -23,7 +23,7 @@ from precaudit.reports.report import Chart, Headline, Report, Section
 from precaudit.reports.summary import comparison_sentences
 from precaudit.reports.tables import detail, prefill_decode_table
 from precaudit.reports.tokens import text_of, worst_ratios
-from precaudit.schema.digits import digits, short
+from precaudit.schema.digits import digits, ratio, short
 from precaudit.schema.records.base import Number, value
 
 POINTS = 80  # of a heat map: those that err most
@@ -284,8 +284,8 @@ def _part(r: Remedy) -> tuple[str, ...]:
 
 
 def _times(x: Number, spread: tuple[Number, Number] | None = None) -> str:
-    between = "" if spread is None else f" ({value(spread[0]):.2f} – {value(spread[1]):.2f})"
-    return f"{value(x):.2f} ×{between}"
+    between = "" if spread is None else f" ({ratio(spread[0])} – {ratio(spread[1])})"
+    return f"{ratio(x)} ×{between}"
 
 
 def _line(r: LineRemedy) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.schema.digits import beside, digits, share_words
+from precaudit.schema.digits import beside, digits, ratio, share_words
 from precaudit.schema.places import LAST
 from precaudit.schema.records.base import value
 
@@ -134,4 +134,5 @@ def tally(j: Judgement) -> str:
 def drift_lines(j: Judgement) -> list[str]:
     """Return the largest growth against the baseline, and against the first of its chain."""
     grown = [d for d in j.drift if d.now > 1.0 or d.first > 1.0][:3]
-    return [f"drift: {d.what} {d.now:.2f} × the baseline's, {d.first:.2f} × the first baseline's" for d in grown]
+    times = ((d.what, ratio(d.now), ratio(d.first)) for d in grown)
+    return [f"drift: {what} {now} × the baseline's, {first} × the first baseline's" for what, now, first in times]

@@ -15,7 +15,7 @@ from precaudit.diagnosis.evidence.across import (
 from precaudit.diagnosis.evidence.mesh_costs import MeshCost
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Mark, Report, Section
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import digits, ratio
 from precaudit.schema.meshes import ONE, MeshShape
 from precaudit.schema.places import point_text
 from precaudit.schema.records.devices import SplitSum
@@ -38,8 +38,8 @@ def cost_text(c: MeshCost) -> str:
         return f"{head}: no part of it is rounded to 16 bits before it is added"
     exchanged = "the same bytes" if c.bytes == 1 else f"{digits(c.bytes, 2)} × the bytes"
     return (
-        f"{head} is {split_text(c.split, c.held)}: {c.times:.2f} × the error of one device; float32 partial sums: "
-        f"{c.wide:.2f} ×, {exchanged} exchanged"
+        f"{head} is {split_text(c.split, c.held)}: {ratio(c.times)} × the error of one device; float32 partial sums: "
+        f"{ratio(c.wide)} ×, {exchanged} exchanged"
     )
 
 

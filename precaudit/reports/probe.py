@@ -9,7 +9,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import how_bad
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import digits, ratio
 from precaudit.schema.records.base import value
 from precaudit.schema.records.probe import ProbeRecord
 
@@ -168,7 +168,7 @@ def _times(its: Iterable[ProbeRecord]) -> str:
     found = [r.time for r in its if r.time is not None]
     if not found:
         return ""
-    return f"{min(value(t[0]) for t in found):.2f}–{max(value(t[2]) for t in found):.2f}"
+    return f"{ratio(min(value(t[0]) for t in found))}–{ratio(max(value(t[2]) for t in found))}"
 
 
 def _there(r: ProbeRecord) -> str:

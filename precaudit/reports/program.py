@@ -20,7 +20,7 @@ from precaudit.reports.provenance import title as title_of
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.summary import prefill_decode_sentence
 from precaudit.reports.tables import prefill_decode_table
-from precaudit.schema.digits import digits, short
+from precaudit.schema.digits import digits, rough, roundoffs, short
 from precaudit.schema.emulations import SUMS
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
@@ -280,9 +280,9 @@ def _keep_narrow(worst: dict[str, LocalError], e: LocalError) -> None:
 def _narrow_sums(worst: Mapping[str, LocalError]) -> Iterator[str]:
     """Say which points are added up in a narrow format, what that costs, and what to change."""
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
-        u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
+        off = roundoffs(value(e.rel_l2) / FORMATS[e.dtype or "bfloat16"].unit_roundoff)
         yield (
-            f"{e.point} is summed term by term in {e.dtype}: error {short(e.rel_l2)}, {value(e.rel_l2) / u:.1f} u; "
+            f"{e.point} is summed term by term in {e.dtype}: error {short(e.rel_l2)}, {off} u; "
             "sum in float32 (x.astype(jnp.float32) before it is broadcast, or before the sum) and round once."
         )
     if len(worst) > 3:
@@ -315,8 +315,8 @@ def growth_sentences(errors: Sequence[ErrorRecord]) -> list[str]:
         each = [median(x) for _, x in sorted(steps.items())]
         if len(each) < LEAST or not each[0]:
             continue
-        at = [(i, b / a) for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
-        jumps = f", with a jump at step {', '.join(f'{i} (× {x:.1f})' for i, x in at)}" if at else ", without a jump"
+        at = [f"{i} (× {rough(b / a)})" for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
+        jumps = f", with a jump at step {', '.join(at)}" if at else ", without a jump"
         says = (
             f"{name} has an error of {short(each[0])} at its first step, {short(each[-1])} at its last of {len(each)}"
         )

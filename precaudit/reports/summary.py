@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
-from precaudit.schema.digits import beside, digits, error_share, share_words, short
+from precaudit.schema.digits import beside, digits, error_share, roundoffs, share_words, short
 from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
@@ -107,7 +107,7 @@ def blame_text(a: Attribution | None) -> str:
     if a.name == "exact":
         return "exact"
     if a.name == "none of these":
-        return f"rounding, {a.left_u:.1f} u" if a.passes else f"none of these ({a.left_u:.1f} u)"
+        return f"rounding, {roundoffs(a.left_u)} u" if a.passes else f"none of these ({roundoffs(a.left_u)} u)"
     return a.name
 
 
@@ -116,7 +116,7 @@ def share_text(a: Attribution | None) -> str:
     if a is None:
         return "?"
     if a.name == "none of these":
-        return f"{a.left_u:.1f}u"
+        return f"{roundoffs(a.left_u)}u"
     percent = 100 * a.share
     return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent >= 0.05 else "none"
 
@@ -212,7 +212,7 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
         values = f"; worst element {list(worst.index)}: {beside(value(worst.candidate), value(worst.reference))}"
     best = "the best emulation" if a.name == "none of these" else a.name
     known = isfinite(a.share) and isfinite(a.left_u)
-    explained = f", {best} explains {share_words(a.share)}, {a.left_u:.1f} u unexplained" if known else ""
+    explained = f", {best} explains {share_words(a.share)}, {roundoffs(a.left_u)} u unexplained" if known else ""
     more = f"; {later} inherit from a point that is" if later else ""
     return (
         f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "

@@ -7,7 +7,7 @@ from statistics import median
 from precaudit.judging.rules import parts_beyond_rounding
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
-from precaudit.schema.digits import rough, short
+from precaudit.schema.digits import rough, roundoffs, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import point_text
@@ -123,7 +123,7 @@ def _least_explained(x: SummaryLine) -> str:
     if a.inherits is not None:
         return f"from {a.inherits}"
     if a.name == "none of these":
-        return f"{'' if a.passes else '✗ '}all but {a.left_u:.1f}u"
+        return f"{'' if a.passes else '✗ '}all but {roundoffs(a.left_u)}u"
     return f"{'' if a.passes else '✗ '}{share_text(a)}"
 
 

@@ -18,6 +18,16 @@ def rough(x: float) -> str:
     return f"{x:.0f}" if 100 <= abs(x) < 1000 else digits(x, 2)
 
 
+def ratio(x: Number) -> str:
+    """Return a ratio in three digits, with the zeros at its end: 1.00, 12.3."""
+    return f"{value(x):.2f}" if 0.1 <= abs(value(x)) < 9.995 else digits(x)
+
+
+def roundoffs(x: float) -> str:
+    """Return a multiple of the unit roundoff: to a tenth, and in three digits from a hundred on."""
+    return f"{x:.1f}" if abs(x) < 99.95 else digits(x)
+
+
 def short(x: Number | None, unknown: str = "") -> str:
     """Return a number in two digits, NaN by name, and what is not known as ``unknown``."""
     if x is None or not value(x):

@@ -7,6 +7,7 @@ from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.rules import judge
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import ProgramPoint
+from precaudit.schema.digits import roundoffs
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import layers_text
 from precaudit.schema.records.base import value
@@ -52,8 +53,8 @@ def inside_sentence(one: Inside, points: Sequence[ProgramPoint]) -> str:
     off, wide = value(worst.narrow.error) / u, value(worst.narrow.wide) / u
     source = f" ({', '.join(lines)})" if lines else ""
     return (
-        f"{worst.narrow.says}: {' and '.join(names[:SHOWN])}{more}{at}{source}; an error of {off:.1f} u at "
-        f"{worst.point}, with float32 inside {wide:.1f} u"
+        f"{worst.narrow.says}: {' and '.join(names[:SHOWN])}{more}{at}{source}; an error of {roundoffs(off)} u at "
+        f"{worst.point}, with float32 inside {roundoffs(wide)} u"
     )
 
 
