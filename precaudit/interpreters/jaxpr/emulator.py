@@ -38,7 +38,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
 from precaudit.interpreters.jaxpr.on_devices import product_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
-from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation, widens
+from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation, narrows, widens
 from precaudit.interpreters.jaxpr.rounding import (
     EXACT,
     TO_BFLOAT16,
@@ -91,15 +91,13 @@ class Emulator(Planted):
     def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         name = equation.primitive.name
-        if name == "broadcast_in_dim":
-            self.spread.update(equation.outvars)
+        self.spread.update(equation.outvars if name == "broadcast_in_dim" else ())
         self.own = [self.holds(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         if self.how.apart:
-            known = [v for v in equation.invars if not hasattr(v, "val")]
-            self.turns.update(dict.fromkeys(known, 1))
+            self.turns.update(dict.fromkeys((v for v in equation.invars if not hasattr(v, "val")), 1))
             inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         read = [v for v in equation.invars[:1] if not hasattr(v, "val") and v in self.before]
-        elides = self.how.unrounded == "converted" and read != []
+        elides = self.how.unrounded in ("converted", "computed") and read != []
         if elides and widens(equation):
             inputs = [self.before[read[0]]]
         cut_out = name in SLICES and self.own[0]
@@ -108,6 +106,8 @@ class Emulator(Planted):
             (self.before[equation.outvars[0]],) = super().equation(equation, [self.before[read[0]]])
         if cut_out:
             self.keep(out[0], equation.outvars[0].aval.dtype)
+        if self.how.unrounded == "computed" and narrows(equation):
+            self.before.pop(equation.outvars[0], None)
         return out
 
     def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:

@@ -11,7 +11,7 @@ from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.schema.records.devices import SplitSum, Way
 
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
-Unrounded = Literal["none", "converted", "unshared", "all", "single"]
+Unrounded = Literal["none", "converted", "computed", "unshared", "all", "single"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Realisation:
     """One honest way to make a program's numbers.
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
-    wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
+    wider format (a compiler removes such pairs), of these only those that are not conversions themselves (XLA:CPU
+    keeps a pair that the program writes out), those that fewer than SHARED equations read (what more read, such as
     a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
     rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic,
     cubes and 1 − x² of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded,
@@ -63,6 +64,20 @@ def widens(equation: jex.JaxprEqn) -> bool:
     if equation.primitive.name != "convert_element_type":
         return False
     return float_bits(equation.outvars[0].aval.dtype) > float_bits(equation.invars[0].aval.dtype) == 16
+
+
+def narrows(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation converts wider floats to a format of 16 bits."""
+    if equation.primitive.name != "convert_element_type":
+        return False
+    return float_bits(equation.invars[0].aval.dtype) > float_bits(equation.outvars[0].aval.dtype) == 16
+
+
+def converts_twice(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a jaxpr, or a body in it, converts floats to 16 bits and back."""
+    every = list(walk_equations(jaxpr))
+    narrowed = {e.outvars[0] for e in every if narrows(e)}
+    return any(widens(e) and not hasattr(e.invars[0], "val") and e.invars[0] in narrowed for e in every)
 
 
 def elidable(jaxpr: jex.Jaxpr) -> bool:

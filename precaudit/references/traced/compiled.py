@@ -10,12 +10,13 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product, single_product
-from precaudit.interpreters.jaxpr.realisations import Realisation, elidable
+from precaudit.interpreters.jaxpr.realisations import Realisation, converts_twice, elidable
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
 from precaudit.references.traced.judged import At, JudgedCall, Recomputed, Segments
 from precaudit.references.traced.remade import (
+    COMPUTED,
     CONVERTED,
     DRAWS,
     FIRST,
@@ -25,6 +26,7 @@ from precaudit.references.traced.remade import (
     NARROW,
     NARROW_PRODUCTS,
     TERMS,
+    TWICE,
     UNSHARED,
     Redrawn,
     Remade,
@@ -66,7 +68,10 @@ def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> 
     ``units``: how the device makes products, None: as they declare; where a TPU's vector unit makes some, every way is
     tried with their terms rounded, too. ``flush``: whether the device makes 0 of subnormals.
     """
-    ways: Mapping[Name, Realisation] = HONEST | (NARROW if sums_narrow(jaxpr) else {})
+    narrow = sums_narrow(jaxpr)
+    ways: Mapping[Name, Realisation] = HONEST | (NARROW if narrow else {})
+    if converts_twice(jaxpr):
+        ways = {**ways, **{name: how for name, how in TWICE.items() if narrow or how.sums == "exact"}}
     tried, gpu = FIRST, units is not None and units.gpu
     if units is not None and units.gpu:
         ways, tried = _on_gpu(ways, units, units.otherwise(jaxpr))
@@ -84,14 +89,14 @@ def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> 
     if units is not None and units.split:
         draws = tuple(replace(how, split=units.split) for how in draws)
     cpu, equations = units is None or units.cpu, list(walk_equations(jaxpr))
-    narrow, in_order = (cpu and any(map(of, equations)) for of in (narrow_product, single_product))
+    narrow_products, in_order = (cpu and any(map(of, equations)) for of in (narrow_product, single_product))
     return Realisations(
         ways,
         first,
         draws,
         units is not None and units.leaves_open(jaxpr),
         gpu,
-        narrow,
+        narrow_products,
         in_order,
         cpu and elidable(jaxpr),
     )
@@ -108,7 +113,7 @@ class CompiledSegments:
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
         self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
         narrow = replace(NARROW_PRODUCTS, flush=how.draws[0].flush)
-        pairs = {n: way for n, way in how.honest.items() if how.by_conversions and n[-len(CONVERTED) :] == CONVERTED}
+        pairs = {n: way for n, way in how.honest.items() if how.by_conversions and n[-1:] in (CONVERTED, COMPUTED)}
         self.by_conversions = {n: Remade(tapped, replace(way, by_conversions=True)) for n, way in pairs.items()}
         fused = replace(FUSED, flush=how.draws[0].flush)
         self.in_order = Remade(tapped, fused) if how.in_order else None

@@ -32,6 +32,7 @@ from precaudit.references.traced.forward import effort, small
 # How the equations may round, the best kept; and realisations more, of which noise is made.
 INSIDE = ("results inside",)
 CONVERTED = ("results converted to a wider format",)
+COMPUTED = ("computed results converted to a wider format",)  # and not those that the program itself rounds
 INPUTS, SOME = "inputs", "some inputs"  # read as they were before they were rounded
 # What is tried of every segment; the others of those that these leave open.
 FIRST: tuple[tuple[str, ...], ...] = ((), CONVERTED)
@@ -42,6 +43,7 @@ HONEST = {
     INSIDE: Realisation("all"),
 }
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
+TWICE = {COMPUTED: Realisation("computed"), (OWN_SUMS, *COMPUTED): Realisation("computed", sums="own")}
 # What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
 TERMS = "products of rounded terms"
 # Which no program asks for: XLA:CPU of JAX 0.12 makes some batched products so

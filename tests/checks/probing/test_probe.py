@@ -377,7 +377,9 @@ def test_a_budget_that_matches_no_product_is_refused(written, tmp_path, entry, s
 def test_a_file_of_an_earlier_probe_is_refused_with_what_to_do(written, tmp_path):
     earlier = tmp_path / "probe.jsonl"
     earlier.write_text(written.read_text().replace('"shape":', '"prompt":'))
-    with pytest.raises(UserError, match=r"earlier version of precaudit probe wrote it; write it again: precaudit probe"):
+    with pytest.raises(
+        UserError, match=r"earlier version of precaudit probe wrote it; write it again: precaudit probe"
+    ):
         gate(earlier)
 
 
