@@ -145,7 +145,7 @@ cut-written: .venv/test
 	$(BIN)/python -m exams.exam_written --part today/28
 
 cut-mesh: .venv/test
-	$(BIN)/python -m exams.mesh --kinds correct,mistake --jobs 1 --part today/28
+	$(BIN)/python -m exams.mesh --all --kinds correct,mistake --jobs 1 --part today/28
 
 cut-programs: .venv/test
 	$(BIN)/python -m exams.programs --only examples/ --part today/28

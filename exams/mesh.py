@@ -32,7 +32,7 @@ from precaudit.workflows.same import same
 from precaudit.workflows.verbs import compare, trace
 
 FORMATS = ("bfloat16", "float16", "float32")
-NARROW, LAST = "bfloat16", "2 × 4"
+NARROW, FIRST, LAST = "bfloat16", "2", "2 × 4"
 WAYS = 2  # processes at a time
 Row = tuple[str, bool, str]  # what was tried, whether the answer is right, the answer
 
@@ -51,19 +51,21 @@ class Cell:
 
     @property
     def attends(self) -> bool:
-        """Whether layers of a correct program attend: in bfloat16, and on the last mesh; gradients in both alone.
+        """Whether layers of a correct program attend: in bfloat16 on the first mesh, and on the last; gradients there.
 
         Elsewhere they are MLPs: how products are cut, rounded and added is the same, and less is compiled.
         """
-        both = (self.dtype == NARROW, self.mesh == LAST)
-        return all(both) if self.name == "gradient" else any(both)
+        if self.name == "gradient":
+            return (self.dtype, self.mesh) == (NARROW, LAST)
+        return self.mesh == LAST or (self.dtype, self.mesh) == (NARROW, FIRST)
 
 
-def cells() -> list[Cell]:
-    """Return all cells, by kind."""
+def cells(every: bool = False) -> list[Cell]:
+    """Return all cells, by kind; ``every``: mistakes on the first mesh, too."""
     correct = [Cell("correct", n, m, d) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
-    mistakes = [Cell("mistake", n, m) for m in MESHES for n in names if (n, m) != ("a ring too short", "2")]
+    meshes = [m for m in MESHES if every or m != FIRST]
+    mistakes = [Cell("mistake", n, m) for m in meshes for n in names if (n, m) != ("a ring too short", FIRST)]
     return [*correct, *mistakes, *(Cell("width", n) for n in MODELS), Cell("processes", "two processes")]
 
 
@@ -152,11 +154,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name holds this")
     parser.add_argument("--kinds", default=",".join(KINDS), help="some of " + ", ".join(KINDS))
+    parser.add_argument("--all", action="store_true", help="mistakes on two devices, too")
     parser.add_argument("--jobs", type=int, default=WAYS, help="processes at a time")
     add_part(parser)
     args = parser.parse_args()
     kinds = args.kinds.split(",")
-    every = {kind: [c for c in cells() if c.kind == kind and args.only in str(c)] for kind in kinds}
+    every = {kind: [c for c in cells(args.all) if c.kind == kind and args.only in str(c)] for kind in kinds}
     asked = [cell for some in every.values() for cell in args.part.of(some)]
     began, rows = time.monotonic(), dict.fromkeys(kinds, 0)
     wrong = dict(rows)

@@ -27,8 +27,8 @@ KINDS = {
     "mistakes": (exam_diagnose.mistakes(), "exam_diagnose"), "pairs": (exam_diagnose.pairs(), "exam_diagnose"),
     "rewrites": (exam_diagnose.rewrites(), "exam_diagnose"), "written": (exam_written.rows(), "exam_written"),
     "twins": (exam_written.twins(), "exam_written"),
-    "sharded programs": ([c for c in mesh.cells() if c.kind == "correct"], "mesh"),
-    "mistakes of meshes": ([c for c in mesh.cells() if c.kind == "mistake"], "mesh"),
+    "sharded programs": ([c for c in mesh.cells(every=True) if c.kind == "correct"], "mesh"),
+    "mistakes of meshes": ([c for c in mesh.cells(every=True) if c.kind == "mistake"], "mesh"),
     "examples": (list(programs.programs("examples/")), "programs"), "styles": (list(EVERY), "styles"),
 }  # fmt: skip
 
@@ -139,20 +139,22 @@ def test_an_alarm_of_calibrate_is_exit_code_1_and_is_not_kept(alarms, code, tmp_
 
 def test_the_exam_of_meshes_has_every_form_format_and_mistake_on_every_mesh():
     """Issue 47, M2: correct programs of three formats, and at least 12 mistakes on 3 meshes."""
-    every = mesh.cells()
+    every = mesh.cells(every=True)
     correct = {(c.name, c.dtype, c.mesh) for c in every if c.kind == "correct"}
     assert correct == set(product(mesh.CORRECT, mesh.FORMATS, mesh.MESHES))
     assert len(mesh.CORRECT) == 12
     mistakes = {name: {c.mesh for c in every if c.kind == "mistake" and c.name == name} for name in mesh.MISTAKES}
     assert sum(meshes == {*mesh.MESHES} for meshes in mistakes.values()) >= 12
     assert {c.kind for c in every} == {*mesh.KINDS}
+    fewer = {c.mesh for c in mesh.cells() if c.kind == "mistake"}
+    assert len(fewer) == 3
 
 
 @pytest.mark.parametrize(("right", "code"), [((True, True), 0), ((True, False), 1), ((), 1)])
 def test_a_wrong_row_of_the_exam_of_meshes_is_exit_code_1_and_so_is_none(right, code, monkeypatch, capsys):
     told = [("a", x, "said") for x in right]
     monkeypatch.setattr(mesh, "answers", lambda asked, _: ((c, told[i : i + 1], 1.0) for i, c in enumerate(asked)))
-    monkeypatch.setattr(mesh, "cells", lambda: [mesh.Cell("correct", str(x)) for x in right])
+    monkeypatch.setattr(mesh, "cells", lambda _every: [mesh.Cell("correct", str(x)) for x in right])
     monkeypatch.setattr(sys, "argv", ["mesh", "--kinds", "correct"])
     assert mesh.main() == code
     assert f"{len(right)} rows of correct, {right.count(False)} wrong" in capsys.readouterr().out

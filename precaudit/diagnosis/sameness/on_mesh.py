@@ -28,7 +28,8 @@ from precaudit.references.comparison.exact import tapped_jaxpr
 MOST_BYTES = 1 << 28  # of a program's inputs in FP64: the values of all ranks are held
 SECONDS = 90.0  # of CPU time of a search: what is found does not depend on what else runs
 ROUNDS = 4  # mistakes of one program
-BEYOND = 8  # places that are looked at behind the first that has a cause: one that is simpler may be there
+BEYOND = 8  # places that are looked at behind the first that has a cause of all: one that is simpler may be there
+FARTHER = 64  # behind the first that has a cause of a part: two parts may be one cause that lies farther on
 FEW_TIMES = 4  # that one line makes an equation: a sum that goes round a ring, not every layer
 SOON = 24  # values made anew, after a mistake is undone, of which one is the other's
 EQUAL = 1e-9  # of an output's norm
@@ -225,7 +226,8 @@ class Search(NamedTuple):
         since = 0
         for place in places:
             since += bool(found) and bool(place.mends)
-            if since > BEYOND or time.process_time() > self.ends:
+            most = BEYOND if any(c.whole for c in found) else FARTHER
+            if since > most or time.process_time() > self.ends:
                 break
             if not any(key in self.changes for key in place.keys):
                 found += filter(None, (self.tried(place, repair) for repair in place.mends))

@@ -26,6 +26,8 @@ from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.shadow import Shadow, literal
 from precaudit.interpreters.jaxpr.wide import up
 
+MOST_FUNCTIONS = 1 << 12  # compiled functions that are kept
+_ALIKE: dict[tuple[Any, ...], Any] = {}  # those of equations without bodies, which any program may have
 NOTHING = {"name", "optimization_barrier", "sharding_constraint", "device_put", "reshard", "pvary"}
 
 
@@ -148,7 +150,11 @@ class Ranks:
 
     def function(self, e: jex.JaxprEqn) -> Any:
         """Return an equation as a function of how many ranks there are and the operands of all of them."""
-        if (key := _likeness(e, self.axes)) not in self.made.functions:
+        key = _likeness(e, self.axes)
+        functions = self.made.functions if isinstance(key[0], int) else _ALIKE
+        if key not in functions:
+            if len(functions) >= MOST_FUNCTIONS:
+                functions.clear()
 
             def one(_: Any, *inputs: Any) -> list[Any]:
                 return Shadow({}).equation(e, list(inputs))
@@ -157,8 +163,8 @@ class Ranks:
             for axis, size in zip(reversed(self.axes.names), reversed(self.axes.sizes), strict=True):
                 each = jax.vmap(each, axis_name=axis, axis_size=size)
             compiled = jax.jit(each)
-            self.made.functions[key] = lambda sizes, *inputs: list(compiled(np.zeros(sizes), *inputs))
-        return self.made.functions[key]
+            functions[key] = lambda sizes, *inputs: list(compiled(np.zeros(sizes), *inputs))
+        return functions[key]
 
     def scan(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Run a scan, step by step."""
@@ -205,8 +211,8 @@ class Ranks:
         return [joined(x, spec, new, lead) for x, spec in zip(out, params["out_specs"], strict=True)]
 
 
-def _likeness(e: jex.JaxprEqn, axes: Axes) -> Any:
-    """Return what equations that are one function have in common; one with bodies is like none but itself."""
+def _likeness(e: jex.JaxprEqn, axes: Axes) -> tuple[Any, ...]:
+    """Return what equations that are one function have in common; one with bodies is like none but itself: its id."""
     avals = tuple(str(v.aval) for v in (*e.invars, *e.outvars))
     if any(True for value in e.params.values() for _ in bodies(value)):
         return id(e), axes

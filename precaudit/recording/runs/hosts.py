@@ -16,6 +16,7 @@ from precaudit.errors import PrecauditError, ToldElsewhere, UserError
 
 STATUS = "PRECAUDIT_HOSTS_STATUS"  # the descriptor by which a process tells the one that started it (cli/_hosts.py)
 WAIT = 300.0  # seconds that a process waits for others, unless it is said
+STAY = 30.0  # seconds that the first stays for others that have yet to leave a run that is whole
 GRACE = 1.0  # seconds in which processes that fail alike say so, of which one speaks
 # What JAX is told of each process by itself.
 OWN = ("JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_COORDINATOR_BIND_ADDRESS")
@@ -91,7 +92,7 @@ class Hosts:
                 os.write(int(os.environ[STATUS]), b"left")
         with suppress(Exception):
             self.client.key_value_set(f"{LEFT}/{self.index}", "left")
-            until = time.monotonic() + 4 * GRACE
+            until = time.monotonic() + (4 * GRACE if code else STAY)
             while self.first and time.monotonic() < until and len(self._left()) < self.count:
                 time.sleep(0.05)
             if self.first:
