@@ -1,8 +1,8 @@
 """Programs on several devices: correct ones in every form of sharding pass, mistakes are named, chips are priced.
 
 One table. Correct: each form × mesh × format is traced, compared and gated. Mistake: ``same`` compares a sharded
-program with one device's. Width: what chips that are not here cost (``mesh_widths``). Processes: tests of one run of
-two processes. Eight devices of one host's CPU. Run: python -m exams.mesh [--only NAME] [--kinds correct,mistake]
+program with one device's. Chips: forms on four chips that are not here. Width: what such chips cost (``mesh_widths``). Processes: tests of one run of two processes. Eight devices of one host's CPU.
+Run: python -m exams.mesh [--only NAME] [--kinds correct,mistake]
 """
 
 import argparse
@@ -32,7 +32,9 @@ from precaudit.workflows.same import same
 from precaudit.workflows.verbs import compare, trace
 
 FORMATS = ("bfloat16", "float16", "float32")
-NARROW, FIRST, LAST = "bfloat16", "2", "2 × 4"
+NARROW, FIRST, FOUR, LAST = "bfloat16", "2", "4", "2 × 4"
+CHIPS = "tpu-predicted:v5e:2x2"
+FEW = ("constraints", "explicit", "sequence", "experts")  # forms that are tried on chips
 WAYS = 2  # processes at a time
 Row = tuple[str, bool, str]  # what was tried, whether the answer is right, the answer
 
@@ -61,19 +63,21 @@ class Cell:
 
 
 def cells(every: bool = False) -> list[Cell]:
-    """Return all cells, by kind; ``every``: mistakes on the first mesh, too."""
+    """Return all cells, by kind; ``every``: mistakes on the first mesh, and every form on chips, too."""
     correct = [Cell("correct", n, m, d) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
     meshes = [m for m in MESHES if every or m != FIRST]
     mistakes = [Cell("mistake", n, m) for m in meshes for n in names if (n, m) != ("a ring too short", FIRST)]
-    return [*correct, *mistakes, *(Cell("width", n) for n in MODELS), Cell("processes", "two processes")]
+    chips = [Cell("chips", n, FOUR, NARROW) for n in (CORRECT if every else FEW)]
+    return [*correct, *mistakes, *chips, *(Cell("width", n) for n in MODELS), Cell("processes", "two processes")]
 
 
 def judge_correct(cell: Cell) -> Iterator[Row]:
     """Yield whether the gate passes a correct program."""
     with tempfile.TemporaryDirectory() as folder:
-        made = CORRECT[cell.name](cell.mesh, cell.dtype, cell.attends)
-        run = trace(made, Path(folder) / "run")
+        how: dict[str, Any] = {"device": CHIPS} if cell.kind == "chips" else {}
+        made = CORRECT[cell.name](cell.mesh, cell.dtype, cell.attends and not how)
+        run = trace(made, Path(folder) / "run", **how)
         compare(run, made)
         judged = gate(run.folder)
     first = next((f"{v.point} of {v.layer}: {v.text}" for v in judged.verdicts), "")
@@ -109,7 +113,7 @@ def named(found: Any, name: str) -> tuple[bool, str]:
 
 
 KINDS: dict[str, Callable[[Cell], Iterator[Row]]] = {
-    "correct": judge_correct, "mistake": judge_mistake, "width": judge_width,
+    "correct": judge_correct, "mistake": judge_mistake, "chips": judge_correct, "width": judge_width,
     "processes": lambda _: run_tests(),
 }  # fmt: skip
 
@@ -154,7 +158,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name holds this")
     parser.add_argument("--kinds", default=",".join(KINDS), help="some of " + ", ".join(KINDS))
-    parser.add_argument("--all", action="store_true", help="mistakes on two devices, too")
+    parser.add_argument("--all", action="store_true", help="mistakes on two devices, and every form on chips, too")
     parser.add_argument("--jobs", type=int, default=WAYS, help="processes at a time")
     add_part(parser)
     args = parser.parse_args()

@@ -10,17 +10,17 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
+from precaudit.judging.units import unit_notes
 from precaudit.judging.verdicts import Verdict, other_products
 from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import CARRIED, PAIRS, Opened, ProgramRun, file_of, judged_places
+from precaudit.recording.runs.programs import CARRIED, PAIRS, Opened, file_of, judged_places
 from precaudit.schema import predictions
 from precaudit.schema.digits import digits
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import ORDER, Place
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import (
     ERROR_KINDS,
     ErrorRecord,
@@ -315,22 +315,6 @@ def sources(opened: Opened) -> dict[str, str]:
     return found
 
 
-def _on_gpu(run: ProgramRun) -> list[str]:
-    """Return what a GPU's compiler made of products that a reader of the program would not expect."""
-    if device_kind(run.device) != "gpu" or not run.neutrality:
-        return []
-    made = [ways for label, ways in run.neutrality[0].made.items() if label]
-    counts = {way: sum(way in ways for ways in made) for way in ("1 TF32 pass", "rounded products")}
-    says = {
-        "1 TF32 pass": "{} of float32 operands in TF32, which keeps 11 of their 24 significant bits: precision="
-        '"highest", or jax.default_matmul_precision("highest") around the program, keeps all',
-        "rounded products": "{} with each term rounded to its narrow format before the float32 sum, as XLA does to "
-        "products with one row: preferred_element_type=float32 keeps the terms",
-    }
-    number = {way: f"{n} product" if n == 1 else f"{n} products" for way, n in counts.items()}
-    return [f"this GPU computes {text.format(number[way])}" for way, text in says.items() if counts[way]]
-
-
 def notes(opened: Opened) -> list[str]:
     """Return what the run rests on, and what tapping did to the program's outputs."""
     every = [(one.record.phase, n) for one in opened.entries for n in one.record.neutrality]
@@ -338,7 +322,7 @@ def notes(opened: Opened) -> list[str]:
     compared = (opened.folder / "compared.json").is_file()
     told = [*opened.record.warnings, *(marks_of(opened).told if compared else ())]
     told += [*predictions.prediction_notes((phase, n.predicted) for phase, n in every)]
-    told += _on_gpu(opened.record)
+    told += unit_notes(opened.record)
     if compared and len(opened.entries) > 1 and not pairs_of(opened):
         told.append("two entry points share no position whose tokens are known (Entry(tokens=…) says where)")
     if not changed:

@@ -77,6 +77,31 @@ def test_products_in_rounded_parts_are_read_of_the_text(inside, name, found):
     assert split_sums(parse_module(TEXT.format(inside=inside, name=name))) == found
 
 
+TOGETHER = """HloModule m
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}
+
+ENTRY %main (a: bf16[2], b: bf16[2]) -> (bf16[2], bf16[2]) {
+  %a = bf16[2]{0} parameter(0), metadata={op_name="jit(f)/product.1/dot_general"}
+  %b = bf16[2]{0} parameter(1), metadata={op_name="jit(f)/product.2/dot_general"}
+  %r = (bf16[2], bf16[2]) all-reduce(%a, %b), replica_groups={{0,1}}, to_apply=%add, metadata={op_name="jit(f)/product.1/dot_general"}
+  %m = bf16[2]{0} get-tuple-element(%r), index=0, metadata={op_name="jit(f)/product.1/dot_general"}
+  %n = bf16[2]{0} get-tuple-element(%r), index=1, metadata={op_name="jit(f)/product.2/dot_general"}
+  ROOT %t = (bf16[2], bf16[2]) tuple(%m, %n)
+}
+"""  # noqa: E501
+
+
+def test_sums_that_a_compiler_puts_together_are_each_read():
+    assert split_sums(parse_module(TOGETHER)) == dict.fromkeys(
+        ("product.1", "product.2"), SplitSum(parts=2, summed="bfloat16")
+    )
+
+
 def product(dtype, summed="float32", parts=4):
     """Return a product of bfloat16 operands made in parts by an emulation, and by NumPy with ml_dtypes."""
     rng = np.random.default_rng(0)

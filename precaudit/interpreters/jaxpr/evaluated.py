@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Sharding
 
 from precaudit.interpreters.jaxpr.jax_versions import bind, bodies, body_of_call, open_jaxpr, source_context
 from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
@@ -69,7 +71,10 @@ class Evaluated:
             jaxpr, consts = open_jaxpr(params["jaxpr"])
             how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
             return list(jax.checkpoint(lambda *a: self.run(jaxpr, consts, a), **how)(*inputs))
-        return self.run(*body_of_call(params, CALLS[name]), inputs) if name in CALLS else bind(e, inputs)
+        if name not in CALLS:
+            return bind(e, inputs)
+        out = self.run(*body_of_call(params, CALLS[name]), placed(inputs, params.get("in_shardings")))
+        return placed(out, params.get("out_shardings"))
 
     def drops(self, e: jex.JaxprEqn) -> bool:
         """Whether an equation is a tap of the program's own that is not kept."""
@@ -87,3 +92,12 @@ class Evaluated:
             any(v in self.names for v in e.outvars) or id(e) in self.loops or self.drops(e) or self.within(e)
             for e in jaxpr.eqns
         )
+
+
+def placed(values: Sequence[Any], where: Sequence[Any] | None) -> list[Any]:
+    """Return values where an inner jit says they lie; those of which it says nothing as they are."""
+    given = [None] * len(values) if where is None else where
+    return [
+        lax.with_sharding_constraint(x, how) if isinstance(how, Sharding) else x
+        for x, how in zip(values, given, strict=True)
+    ]

@@ -20,10 +20,10 @@ def split_sums(module: Module) -> dict[str, SplitSum]:
     A product that is made in several ways, in a loop and before it, is left out.
     """
     found: dict[str, set[SplitSum]] = {}
-    for added, operand, split in _rounded_parts(module):
-        label = label_in(operand.op_name) or label_in(added.op_name)
+    for path, operand, split in _rounded_parts(module):
+        label = label_in(operand.op_name) or label_in(path)
         named = rf"{re.escape(label)}\)*/"  # a gradient's: transpose(jvp(product.4))/dot_general
-        if label and re.search(named, added.op_name):  # a psum of the program's adds values that it names
+        if label and re.search(named, path):  # a psum of the program's adds values that it names
             found.setdefault(label, set()).add(split)
     return {label: next(iter(each)) for label, each in sorted(found.items()) if len(each) == 1}
 
@@ -34,25 +34,34 @@ def splits_by_point(module: Module) -> dict[str, tuple[SplitSum, ...]]:
     Where another product of the point is whole, or adds parts that were not rounded, that is a way of one part.
     """
     found: dict[str, set[SplitSum]] = {}
-    for added, operand, split in _rounded_parts(module):
-        path = (operand.op_name or added.op_name).split("/")
+    for names, operand, split in _rounded_parts(module):
+        path = (operand.op_name or names).split("/")
         point = point_of(path)
-        its_own = path[-1] == PRODUCT and "/".join(path[path.index(point) :]) in added.op_name if point else False
+        its_own = path[-1] == PRODUCT and "/".join(path[path.index(point) :]) in names if point else False
         if its_own:  # several sums may be added together, under all their names
             found.setdefault(point, set()).add(split)
     return {point: tuple(sorted(each, key=str)) for point, each in sorted(found.items())}
 
 
-def _rounded_parts(module: Module) -> Iterator[tuple[Instruction, Instruction, SplitSum]]:
-    """Yield (a collective that adds, what it adds, how) where parts were rounded to 16 bits."""
+def _rounded_parts(module: Module) -> Iterator[tuple[str, Instruction, SplitSum]]:
+    """Yield (the names of a collective that adds, what it adds, how) where parts were rounded to 16 bits."""
     for computation, x in module.walk():
         if x.opcode not in ADDING or (parts := group_size(x)) < 2:
             continue
-        for name in x.operands:
+        for i, name in enumerate(x.operands):
             operand = computation.instructions[name]
             summed = FORMATS.get(_dtype(operand.type), "")
             if summed and _is_rounded(module, computation, operand):
-                yield x, operand, SplitSum(parts=parts, summed=summed)
+                yield _names(computation, x, i), operand, SplitSum(parts=parts, summed=summed)
+
+
+def _names(computation: Computation, added: Instruction, i: int) -> str:
+    """Return the names of a collective's i-th sum; those of several that go together have the name of one of them."""
+    read = (
+        x for x in computation.instructions.values() if x.opcode == "get-tuple-element" and added.name in x.operands
+    )
+    each = [x.op_name for x in read if x.ints("index") == (i,)]
+    return " ".join([added.op_name, *each] if len(added.operands) > 1 else [added.op_name])
 
 
 def _is_rounded(module: Module, computation: Computation, x: Instruction) -> bool:

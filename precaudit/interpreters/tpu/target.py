@@ -118,10 +118,10 @@ def compile_for(
 ) -> CompiledProgram:
     """Compile ``function(*arguments)`` for one chip of a target; arrays or shapes with formats are given.
 
-    For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``; ``out``: how its
-    results are cut, where that is not the compiler's choice. Every argument stays one, used or not. Raises UserError
-    without libtpu or for a topology it does not know, TooLarge where the chip's memory does not hold the program, and
-    what tracing raises.
+    For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``; where that is
+    set (``jax.set_mesh``), one without a sharding lies as the compiler likes. ``out``: how its results are cut, where
+    that is not the compiler's choice. Every argument stays one, used or not. Raises UserError without libtpu or for a
+    topology it does not know, TooLarge where the chip's memory does not hold the program, and what tracing raises.
     """
     version = libtpu_version()
     if version is None:
@@ -132,10 +132,11 @@ def compile_for(
     from precaudit.interpreters.tpu.texts import hlo_text
 
     one = jax.sharding.NamedSharding(mesh(target, {"x": 1}), jax.sharding.PartitionSpec())
+    unsaid = one if jax.sharding.get_mesh().empty else None
 
     def place(x: Any) -> Any:
         own = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own or one)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own or unsaid)
 
     shaped = jax.tree.map(place, arguments)
     how: dict[str, Any] = {} if out is None else {"out_shardings": out}
@@ -167,8 +168,11 @@ def compile_for(
     )
 
 
-def mesh(target: Target, axes: Mapping[str, int]) -> Any:
-    """Return a mesh of the target's first chips, as many along each axis. Raises UserError as ``compile_for`` does."""
+def mesh(target: Target, axes: Mapping[str, int], types: tuple[Any, ...] | None = None) -> Any:
+    """Return a mesh of the target's first chips, as many along each axis. Raises UserError as ``compile_for`` does.
+
+    ``types``: of its axes, automatic ones unless said.
+    """
     if libtpu_version() is None:
         raise UserError(f"compiling for a TPU needs libtpu: {EXTRA}")
     allow_libtpu()
@@ -179,7 +183,7 @@ def mesh(target: Target, axes: Mapping[str, int]) -> Any:
     sizes = tuple(axes.values())
     if (needed := math.prod(sizes)) > len(chips):
         raise UserError(f"{target.name} has {len(chips)} chips, not {needed}")
-    return jax.sharding.Mesh(np.array(chips[:needed]).reshape(sizes), tuple(axes))
+    return jax.sharding.Mesh(np.array(chips[:needed]).reshape(sizes), tuple(axes), axis_types=types)
 
 
 @cache

@@ -9,13 +9,14 @@ import numpy as np
 
 from precaudit.interpreters.gpu import units as gpu
 from precaudit.interpreters.jaxpr.keys import on_host
+from precaudit.interpreters.mesh.sums import split_sums
 from precaudit.interpreters.tpu import units as tpu
 from precaudit.interpreters.tpu.hlo import Module
 from precaudit.recording.programs.preparing import partitioned_sums
 from precaudit.recording.runs.programs import Disturbance
 from precaudit.recording.tracing.predicting import PredictedProgram, compare_predictions, compiler_output
 from precaudit.schema.records.base import json_number
-from precaudit.schema.records.devices import Way
+from precaudit.schema.records.devices import SplitSum, Way
 from precaudit.schema.records.runs import Prediction
 
 
@@ -31,8 +32,17 @@ def note_disturbance(
         noted = _disturbance(case, out, out, None)
     else:
         noted = _disturbance(case, out, bare(*given), compare_predictions(captured, given, bare, given))
-    split = {} if not _is_on_several(out) else partitioned_sums(captured, given)
-    return msgspec.structs.replace(noted, made={} if text is None else _ways_by_label(text, captured), split=split)
+    made = {} if text is None else _ways_by_label(text, captured)
+    return msgspec.structs.replace(noted, made=made, split=_sums_in_parts(captured, given, text, out))
+
+
+def _sums_in_parts(
+    captured: Callable[..., Any], given: tuple[Any, ...], text: Module | None, out: jax.Array
+) -> dict[str, SplitSum]:
+    """Return how products in parts of several devices, or chips, are made; nothing of those of one."""
+    if isinstance(captured, PredictedProgram):
+        return {} if text is None else split_sums(text)
+    return partitioned_sums(captured, given) if _is_on_several(out) else {}
 
 
 def _is_on_several(out: object) -> bool:

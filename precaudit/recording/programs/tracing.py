@@ -21,6 +21,7 @@ from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.interpreters.tpu.target import Target
 from precaudit.progress import Advance, silent
+from precaudit.recording.programs.chips import chips_note
 from precaudit.recording.programs.disturbance import note_disturbance, outputs_apart
 from precaudit.recording.programs.entries import first_inputs
 from precaudit.recording.programs.planning import WHOLE_PROGRAM, Planned, ProgramSelection, entry_run, plan, size_of
@@ -83,7 +84,7 @@ def trace_program(
     options = options or ProgramTraceOptions()
     layers = None if select.layers is None else tuple(sorted(set(select.layers)))
     planned, target = plan(program, replace(select, layers=layers), options.target), options.target
-    kept, folder = [x for x in planned if x.calls], Path(folder)
+    kept, folder, chips = [x for x in planned if x.calls], Path(folder), chips_note(planned, target)
     writer = CallWriter(folder)
     code = {f"the operations of {x.program.entry}": code_hash(x.made) for x in kept if x.made is not None}
     writer.hosts.agree("what is traced", {"the folder -o": str(folder), **code})
@@ -104,7 +105,7 @@ def trace_program(
         warnings=(
             *_not_finite(program), *_unrecorded_calls_note(planned),
             *_aside(name for x in kept if x.made for name in x.made.aside),
-            *(() if target is None else assumptions(target)),
+            *(() if target is None else assumptions(target)), *chips,
         ),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
         processes=devices_of_processes(), sketch=options.sketch,

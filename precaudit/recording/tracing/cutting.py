@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from precaudit.errors import UserError
 
@@ -16,19 +17,23 @@ class ChipProgram:
     """A partitioned program, of [chips, …] of every argument, called with whole arrays.
 
     ``given``, ``made``: how arguments and results are cut, flat. What was cut is kept as long as the array is the same.
+    ``host``: devices of this host, on which results then lie as on the chips; None: they are joined.
     """
 
     program: Callable[..., Any]
     chips: int
     given: Sequence[Any]
     made: Sequence[Any]
+    host: Mesh | None = None
     _kept: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
-        """Run it; returns whole results."""
+        """Run it; returns results."""
         found = self.program(*map(self._cut, range(len(leaves)), leaves))
         each = found if isinstance(found, tuple) else (found,)
-        return tuple(join_parts(x, how) for x, how in zip(each, self.made, strict=True))
+        if self.host is None:
+            return tuple(join_parts(x, how) for x, how in zip(each, self.made, strict=True))
+        return tuple(parts_on_host(x, how, self.host) for x, how in zip(each, self.made, strict=True))
 
     def _cut(self, i: int, x: object) -> Any:
         kept = self._kept.get(i)
@@ -38,8 +43,23 @@ class ChipProgram:
 
 
 def cut_parts(x: Any, how: Any) -> Any:
-    """Return what each chip has of an array [chips, …]."""
-    return jnp.stack([x[index] for index in _indices(how, np.shape(x))])
+    """Return what each chip has of an array [chips, …]; of one that lies so already, what each device has."""
+    wanted = _indices(how, np.shape(x))
+    if len(wanted) > 1 and isinstance(x, jax.Array) and _indices(x.sharding, x.shape) == wanted:
+        shards = {shard.device: shard.data for shard in x.addressable_shards}
+        parts = [np.asarray(shards[device]) for device in x.sharding.devices_indices_map(x.shape)]
+    else:
+        whole = np.asarray(x)
+        parts = [whole[index] for index in wanted]
+    return jnp.asarray(np.stack(parts))
+
+
+def parts_on_host(parts: object, how: Any, host: Mesh) -> jax.Array:
+    """Return an array of what each chip has of it [chips, …], each part on a device of this host."""
+    held = np.asarray(parts)
+    shape = _whole_shape(how, held.shape[1:])
+    each = [jax.device_put(part, device) for part, device in zip(held, host.devices.flat, strict=True)]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(host, how.spec), each)
 
 
 def join_parts(parts: object, how: object) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.keys import key_bits, wrap_key
@@ -25,6 +25,7 @@ from precaudit.interpreters.tpu.grammar import parse_module
 from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.kernels import kernel_names, kernel_rule
 from precaudit.interpreters.tpu.scanner import HloError
+from precaudit.interpreters.tpu.sharded import compile_for_chips, mesh_of_host, on_no_mesh
 from precaudit.interpreters.tpu.target import (
     EXTRA,
     TESTED,
@@ -55,7 +56,8 @@ RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were co
 class CompilerOutput:
     """A program compiled for a target: its text, the function that runs it on a CPU, and its outputs' shapes, a tree.
 
-    ``custom``: rules of its custom calls; ``kernels``: Pallas kernels that run in interpret mode, by name.
+    ``custom``: rules of its custom calls; ``kernels``: Pallas kernels that run in interpret mode, by name. ``host``:
+    devices of this host on which arguments and results lie as on the target's chips.
     """
 
     module: Module
@@ -64,13 +66,14 @@ class CompilerOutput:
     custom: Mapping[str, Rule] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
     compiled: CompiledProgram | None = None
+    host: Mesh | None = None
 
     @classmethod
-    def of(cls, made: CompiledProgram, outputs: object, chips: int) -> "CompilerOutput":
+    def of(cls, made: CompiledProgram, outputs: object, chips: int, host: Mesh | None = None) -> "CompilerOutput":
         """Return what a compiler made, for so many chips."""
         module = parse_module(made.text)
         custom = kernel_rule(module, made.jaxpr)
-        one = cls(module, _nothing, outputs, custom, kernel_names(module, made.jaxpr), made)
+        one = cls(module, _nothing, outputs, custom, kernel_names(module, made.jaxpr), made, host)
         return replace(one, run=one.running(chips))
 
     def running(self, chips: int, rounded_inside: bool = True) -> Callable[..., Any]:
@@ -79,7 +82,7 @@ class CompilerOutput:
         return (
             once
             if chips == 1 or self.compiled is None
-            else ChipProgram(once, chips, self.compiled.given, self.compiled.made)
+            else ChipProgram(once, chips, self.compiled.given, self.compiled.made, self.host)
         )
 
     @property
@@ -89,7 +92,9 @@ class CompilerOutput:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run it on flat arguments; its text has PRNG keys as their bits."""
-        found = self.run(*map(key_bits, leaves))
+        bits = list(map(key_bits, leaves))
+        with on_no_mesh():
+            found = self.run(*bits)
         likes, tree = jax.tree.flatten(self.outputs)
         made = found if isinstance(found, tuple) else (found,)
         return jax.tree.unflatten(tree, [wrap_key(x, like) for x, like in zip(made, likes, strict=True)])
@@ -130,11 +135,18 @@ class ChipLayout:
         return where, None if specs is None else named
 
 
+def place_on_host(x: object) -> NamedSharding | None:
+    """Return where an array lies on several devices of this host; None of what lies on one."""
+    where = getattr(x, "sharding", None)
+    return where if isinstance(where, NamedSharding) and where.mesh.size > 1 else None
+
+
 @dataclass
 class PredictedProgram:
     """A program, called as ``jax.jit``'s; compiled for the target once for every shape of its arguments.
 
-    ``cut``: of several chips, what gives how arguments and results are cut over them.
+    ``cut``: of several chips, what gives how arguments and results are cut over them; without it the shardings of
+    arguments, and what the program says, do.
     """
 
     target: Target
@@ -151,16 +163,26 @@ class PredictedProgram:
     def made(self, *args: Any) -> CompilerOutput:
         """Return what is made of it for arguments of these shapes; raises UserError as calling it does."""
         leaves, tree = jax.tree.flatten(args)
-        shapes = tuple((np.shape(x), jax.numpy.result_type(x)) for x in leaves)
+        shapes = tuple((np.shape(x), jax.numpy.result_type(x), place_on_host(x)) for x in leaves)
         if (tree, shapes) not in self._made:
-            shaped = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in shapes])
-            outputs, out = jax.eval_shape(self.program, *shaped), None
-            if self.cut is not None:
-                shaped, out = self.cut.place(self.target, shaped)
-            made = compile_for(self.target, self.program, shaped, self.donated, self.options, out)
-            chips = 1 if self.cut is None else self.cut.chips
-            self._made[tree, shapes] = CompilerOutput.of(made, outputs, chips)
+            shaped = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype, where in shapes]
+            self._made[tree, shapes] = self._compile(jax.tree.unflatten(tree, shaped))
         return self._made[tree, shapes]
+
+    def _compile(self, shaped: Any) -> CompilerOutput:
+        """Return what is made of it for arguments that are described."""
+        outputs = jax.eval_shape(self.program, *shaped)
+        if self.cut is not None:
+            placed, out = self.cut.place(self.target, shaped)
+            made = compile_for(self.target, self.program, placed, self.donated, self.options, out)
+            return CompilerOutput.of(made, outputs, self.cut.chips)
+        if jax.device_count() > 1:
+            host = mesh_of_host(jax.make_jaxpr(self.program)(*shaped), shaped)
+            if host is not None:
+                made = compile_for_chips(self.target, self.program, shaped, host)
+                return CompilerOutput.of(made, outputs, host.size, host)
+        made = compile_for(self.target, self.program, shaped, self.donated, self.options)
+        return CompilerOutput.of(made, outputs, 1)
 
 
 def compare_predictions(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequence[Any]) -> Prediction | None:
