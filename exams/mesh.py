@@ -1,7 +1,8 @@
 """Programs on several devices: correct ones in every form of sharding pass, mistakes are named, chips are priced.
 
 One table. Correct: each form × mesh × format is traced, compared and gated. Mistake: ``same`` compares a sharded
-program with one device's. Chips: forms on four chips that are not here. Width: what such chips cost (``mesh_widths``). Processes: tests of one run of two processes. Eight devices of one host's CPU.
+program with one device's. Chips: forms on four chips that are not here. Width: what such chips cost (``mesh_widths``).
+Processes: tests of one run of two processes. Eight devices of one host's CPU.
 Run: python -m exams.mesh [--only NAME] [--kinds correct,mistake]
 """
 
