@@ -14,15 +14,19 @@ def computes_apart(options: Any) -> bool:
 
 
 def other_processes(options: Any) -> "AbstractContextManager[Executor]":
-    """Return what computes, as ``jobs`` and ``scheduler`` of the options say: a context."""
-    from precaudit.numbers.executors import executor
+    """Return what computes, as ``jobs``, ``scheduler`` and ``memory`` of the options say: a context."""
+    from precaudit.references.comparison.compare import pieces_by
 
-    return executor(options.jobs, options.scheduler)
+    return pieces_by(options)
 
 
-def memory_lines(peaks: Mapping[str, int]) -> tuple[str, ...]:
-    """Return how much memory other processes needed that computed pieces, as a line; none where none did."""
+def memory_lines(peaks: Mapping[str, int], memory: int | None = None) -> tuple[str, ...]:
+    """Return how much memory other processes needed that computed pieces, as a line; none where none did.
+
+    ``memory``: the most that one was allowed.
+    """
     if not peaks:
         return ()
     n, most = len(peaks), max(peaks.values()) / 1e6
-    return (f"Computed by {n} other process{'es' if n > 1 else ''}: at most {most:,.0f} MB of memory in one",)
+    allowed = "" if memory is None else f", of {memory / 1e6:,.0f} MB allowed"
+    return (f"Computed by {n} other process{'es' if n > 1 else ''}: at most {most:,.0f} MB of memory in one{allowed}",)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from precaudit.schema.selection import Filters
 
 OF_PROGRAM = ("program", "reference", "names", "config")
-WHO = ("jobs", "scheduler")  # computes
+WHO = ("jobs", "scheduler", "memory")  # computes
 # What is of no use, by what RUN is or an option asks for, and why.
 LEFT_OUT = {
     "runs": (
@@ -106,6 +106,7 @@ LEFT_OUT = {
     metavar="ADDRESS",
     help="The cluster that computes them, tcp://HOST:PORT of a dask scheduler; it is trusted ([cluster]).",
 )
+@click.option("--memory", metavar="BYTES", help="The most that each process of --jobs may hold, such as 4GB.")
 @click.option("--rerun", is_flag=True, help="For a watched run: run its command again to compare; its code runs.")
 @cache_option
 @click.option("--all", "every", is_flag=True, help="Every layer as a column.")
@@ -132,6 +133,7 @@ def command(
     from precaudit.recording.runs.programs import Opened
     from precaudit.recording.runs.sketched import is_sketched
     from precaudit.references.comparison.compare import CompareOptions
+    from precaudit.schema.bytes_text import bytes_of
     from precaudit.workflows.several import runs_in
 
     def check(*kinds: str) -> None:
@@ -147,6 +149,7 @@ def command(
         formula=given["formula"],
         jobs=given["jobs"],
         scheduler=given["scheduler"],
+        memory=bytes_of(given["memory"], "--memory"),
     )
     shown = Shown(filters, to, given["verbose"], given["every"], given["no_cache"], options)
     if against is None and runs_in(run):
@@ -218,7 +221,9 @@ def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, 
         write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
     report = comparison_report(found, verdict, shown.verbose, shown.every)
     where = f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
-    return deliver(replace(report, ending=(*report.ending, *memory_lines(found.peaks), where)), shown.to)
+    return deliver(
+        replace(report, ending=(*report.ending, *memory_lines(found.peaks, options.memory), where)), shown.to
+    )
 
 
 def _policies(folder: Path, options: Any, no_cache: bool, to: Delivery) -> None:
@@ -256,7 +261,12 @@ def _between(run: Path, against: Path, shown: Shown) -> None:
         found = compare_runs(run, against, advance, held=False, by=by)
     found = found if look is None else replace(found, errors=look.of(found.errors))
     report = between_report(found, _apart(found.errors, run, against), shown.every or shown.verbose)
-    deliver(replace(report, ending=(*memory_lines(by.peaks), f"Records: {found.folder}/errors.jsonl")), shown.to)
+    deliver(
+        replace(
+            report, ending=(*memory_lines(by.peaks, shown.options.memory), f"Records: {found.folder}/errors.jsonl")
+        ),
+        shown.to,
+    )
 
 
 def _apart(pairs: Any, run: Path, against: Path) -> Any:
@@ -335,4 +345,4 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
     every = shown.every or shown.verbose
     report = program_report(opened, errors, verdict, every, said.verdicts)
-    return deliver(replace(report, ending=(*memory_lines(peaks), where)), shown.to)
+    return deliver(replace(report, ending=(*memory_lines(peaks, shown.options.memory), where)), shown.to)

@@ -28,12 +28,14 @@ def share_freed_memory() -> None:
     _mallopt(ARENAS, 1)
 
 
-def peak_memory() -> int:
-    """Return the most resident memory in bytes that this process has held; 0 where the system does not say."""
+def peak_memory(process: int | None = None) -> int:
+    """Return the most resident memory in bytes that a process has held (None: this one); 0 where no system says it."""
     try:  # of this program alone: getrusage begins at what the process held that started it
-        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+        text = Path(f"/proc/{process or 'self'}/status").read_text()
+        return int(text.partition("VmHWM:")[2].split()[0]) << 10
     except (OSError, IndexError, ValueError):
-        pass
+        if process is not None:
+            return 0
     try:
         import resource
     except ImportError:

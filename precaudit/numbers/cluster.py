@@ -141,7 +141,7 @@ class Cluster:
         except KilledWorker as error:
             raise UserError(
                 f"{self.address}: several workers died while they made the same piece, as where memory runs out "
-                f"({error.task}); give them more"
+                f"({error.task}); give them more: dask worker --memory-limit"
             ) from None
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__

@@ -128,8 +128,13 @@ def in_waves(executor: Executor, function: Work, shared: Any, pieces: Sequence[A
 
 
 @contextmanager
-def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
-    """Yield what makes pieces: ``jobs`` processes of this machine, or the cluster whose scheduler is at an address."""
+def executor(jobs: int = 1, scheduler: str | None = None, memory: int | None = None) -> Iterator[Executor]:
+    """Yield what makes pieces: ``jobs`` processes of this machine, or the cluster whose scheduler is at an address.
+
+    ``memory``: the most bytes that each of several processes may hold.
+    """
+    if memory is not None:
+        _check_memory(jobs, scheduler, memory)
     if scheduler is not None:
         if jobs > 1:
             raise UserError("--scheduler takes the workers that are there; leave out --jobs")
@@ -140,10 +145,26 @@ def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
     elif jobs > 1:
         from precaudit.numbers.processes import Processes
 
-        processes = Processes(jobs)
+        processes = Processes(jobs, memory)
         try:
             yield processes
         finally:
             processes.close()
     else:
         yield Threads()
+
+
+def _check_memory(jobs: int, scheduler: str | None, memory: int) -> None:
+    """Raise UserError where processes of so much memory each cannot be had."""
+    if scheduler is not None:
+        raise UserError("--memory is for --jobs; a cluster's workers have their own: dask worker --memory-limit 4GB")
+    if jobs < 2:
+        raise UserError("--memory is what each process of --jobs may hold; give --jobs 2 or more")
+    if not peak_memory(os.getpid()):
+        raise UserError("--memory: this system does not say how much memory another process holds; leave it out")
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if jobs * memory > whole:
+        raise UserError(
+            f"--jobs {jobs} processes of --memory {memory / 1e6:,.0f} MB are more than the {whole / 1e6:,.0f} MB of "
+            "this machine; give fewer, or less"
+        )

@@ -22,11 +22,13 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 from uuid import uuid4
 
 from precaudit.errors import PrecauditError, UserError
+from precaudit.numbers.allocation import peak_memory
 from precaudit.numbers.executors import Errand, Threads, Weighed, Work, make_piece
 from precaudit.progress import Advance, silent
 
 RUN = "from precaudit.numbers.processes import work; work()"
 TRIES = 3  # of a piece whose process dies
+LOOKS = 0.05  # seconds after which it is looked how much memory processes hold
 BROKEN = (EOFError, pickle.UnpicklingError, OSError, ValueError)  # what reading from, or writing to, the dead raises
 
 
@@ -40,6 +42,10 @@ class Died(Exception):
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"a process that computes ended with {code}\n{said}")
         self.code = code
+
+
+class TooLarge(Exception):
+    """A process held more memory than it may while it made a piece."""
 
 
 class Sent(NamedTuple):
@@ -67,6 +73,7 @@ class Process:
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        self.pieces, self.ended = 0, False  # how many it was given; whether it held too much memory
         self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 it is read when the process has died
         self.key = ""
         try:
@@ -78,7 +85,8 @@ class Process:
             raise NotStarted from error
 
     def make(self, errand: bytes, key: str, piece: Any) -> Made | Failed:
-        """Return what a piece gives; raises Died where the process ends instead."""
+        """Return what a piece gives; raises Died where the process ends instead, TooLarge where it held too much."""
+        self.pieces += 1
         sink, source = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
         try:
             pickle.dump(Sent(None if self.key == key else errand, key, piece), sink, pickle.HIGHEST_PROTOCOL)
@@ -91,8 +99,16 @@ class Process:
         except BROKEN:
             self.process.kill() if self.process.poll() is None and self._lingers() else None
             code = self.process.wait()
+            if self.ended:
+                raise TooLarge from None
             self.said.seek(0)
             raise Died(code, self.said.read().decode(errors="replace")) from None
+
+    def look(self, memory: int) -> None:
+        """End it where it has held more memory than it may."""
+        if self.process.poll() is None and peak_memory(self.process.pid) > memory:
+            self.ended = True
+            self.process.kill()
 
     def _lingers(self) -> bool:
         """Whether it does not end though it has closed what it writes to."""
@@ -115,22 +131,25 @@ class Process:
 class Processes:
     """An executor of ``slots`` processes of this machine, started when they are first needed.
 
-    Several threads may ask it at once. ``idle``, ``busy``: its processes.
+    Several threads may ask it at once. ``memory``: the most bytes that may be resident in each (None: any number).
+    ``idle``, ``busy``: its processes.
     """
 
     slots: int
+    memory: int | None = None
     idle: list[Process] = field(default_factory=list)
     busy: list[Process] = field(default_factory=list)
     closed: Event = field(default_factory=Event)
     peaks: dict[str, int] = field(default_factory=dict)
     here = False
     _lock: Any = field(default_factory=Lock)
+    _watching: Thread | None = None
 
     def map(
         self, function: Work, shared: Any, pieces: Sequence[Any], tell: Advance = silent, what: str = ""
     ) -> list[Any]:
         """Return what the pieces give; where no process can be started, this one makes them."""
-        call = Call(self, Errand.pickled(function, shared), uuid4().hex, deque(enumerate(pieces)))
+        call = Call(self, Errand.pickled(function, shared), uuid4().hex, deque(enumerate(pieces)), what, len(pieces))
         servers = [Thread(target=call.serve, daemon=True) for _ in range(min(self.slots, len(pieces)))]
         for server in servers:
             server.start()
@@ -139,6 +158,8 @@ class Processes:
             for done in range(len(pieces)):
                 tell(done, len(pieces), f"{what}, {self.slots} processes")
                 found = call.arrived.get()
+                if isinstance(found, NotStarted) and self.memory is not None:
+                    raise UserError("--memory: no other process can be started here; leave out --jobs and --memory")
                 if isinstance(found, NotStarted):
                     return Threads().map(function, shared, pieces, tell, what)
                 if isinstance(found, Exception):
@@ -150,14 +171,24 @@ class Processes:
             for server in servers:
                 server.join()
 
-    def take(self) -> Process:
-        """Return a process that does nothing else."""
+    def take(self, new: bool = False) -> Process:
+        """Return a process that does nothing else; ``new``: one that has made no piece."""
         with self._lock:
             if self.closed.is_set():
                 raise Died(-signal.SIGKILL, "")
-            found = self.idle.pop() if self.idle else Process()
+            if self.memory is not None and self._watching is None:
+                self._watching = Thread(target=self._watch, args=(self.memory,), daemon=True)
+                self._watching.start()
+            found = self.idle.pop() if self.idle and not new else Process()
             self.busy.append(found)
             return found
+
+    def _watch(self, memory: int) -> None:
+        """End processes that hold more memory than they may, as long as this is open."""
+        while not self.closed.wait(LOOKS):
+            with self._lock:
+                for process in self.busy:
+                    process.look(memory)
 
     def give_back(self, process: Process, dead: bool) -> None:
         """Keep a process for what comes next; end one that is dead."""
@@ -186,6 +217,8 @@ class Call:
     errand: bytes
     key: str
     todo: deque[tuple[int, Any]]
+    what: str
+    pieces: int
     arrived: SimpleQueue[tuple[int, Any] | Exception] = field(default_factory=SimpleQueue)
     mine: list[Process] = field(default_factory=list)
     over: Event = field(default_factory=Event)
@@ -198,17 +231,23 @@ class Call:
                     i, piece = self.todo.popleft()
                 except IndexError:
                     return
-                self.arrived.put((i, self._make(piece)))
+                self.arrived.put((i, self._make(i, piece)))
         except Exception as error:
             self.arrived.put(error)
 
-    def _make(self, piece: Any) -> Any:
+    def _make(self, i: int, piece: Any) -> Any:
+        new = False
         for left in reversed(range(TRIES)):
-            process, dead = self.owner.take(), True
+            process, dead = self.owner.take(new), True
             self.mine.append(process)
             try:
-                found = process.make(self.errand, self.key, piece)
+                found = self._within_memory(process.make(self.errand, self.key, piece))
                 dead = False
+            except TooLarge:
+                if process.pieces == 1 or not left:
+                    raise self._too_large(i, piece) from None
+                new = True  # what it kept of other pieces may have been too much
+                continue
             except Died as error:
                 if not left or self.over.is_set():
                     raise _as_told(error) from None
@@ -220,6 +259,20 @@ class Call:
                 raise found.error
             return found.result.note(self.owner.peaks)
         raise AssertionError("a piece is tried at least once")
+
+    def _within_memory(self, found: Made | Failed) -> Made | Failed:
+        """Return what a process gave; raises TooLarge where it held too much and nobody had looked."""
+        if isinstance(found, Made) and self.owner.memory is not None and found.result.peak > self.owner.memory:
+            raise TooLarge
+        return found
+
+    def _too_large(self, i: int, piece: Any) -> UserError:
+        """Return what is said of a piece that does not fit a process that makes nothing else."""
+        what = ": ".join(filter(None, (self.what, str(getattr(piece, "text", "")))))
+        return UserError(
+            f"piece {i + 1} of {self.pieces} ({what}) does not fit --memory {(self.owner.memory or 0) / 1e6:,.0f} MB, "
+            "in a process of its own; give more, with fewer --jobs"
+        )
 
     def stop(self) -> None:
         """Begin no more pieces, and end the processes that make one."""

@@ -22,3 +22,8 @@ def parse_bytes(text: str, option: str) -> int:
     if found is None:
         raise UserError(f"{option} {text}: a number of bytes is wanted, such as 8GB or 500MB")
     return int(float(found[1]) * (UNITS[unit + "B"] if unit else 1))
+
+
+def bytes_of(given: int | str | None, option: str) -> int | None:
+    """Return bytes given as a number or as text, None of nothing; raises UserError, which names the option."""
+    return parse_bytes(given, option) if isinstance(given, str) else given

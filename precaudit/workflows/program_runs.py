@@ -8,6 +8,7 @@ from precaudit.errors import UserError
 from precaudit.numbers.executors import Executor, executor
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.schema.bytes_text import bytes_of
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
@@ -18,7 +19,7 @@ from precaudit.workflows.keywords import (
 )
 
 TRACED = ("policy", "settings", "taps", "strict", "force", "resume", "reference", "command", "progress")
-WHO = ("jobs", "scheduler")  # computes
+WHO = ("jobs", "scheduler", "memory")  # computes
 OWN = ("device", "rename", "sketch")  # the device: one that is predicted
 
 
@@ -118,7 +119,8 @@ def compare_pair(opened: Any, other: Any, keywords: Keywords) -> Any:
 
 def _executor(keywords: Keywords) -> AbstractContextManager[Executor]:
     """Return what computes pieces, as keywords say: a context."""
-    return executor(keywords.get("jobs") or 1, keywords.get("scheduler"))
+    memory = bytes_of(keywords.get("memory"), "memory=")
+    return executor(keywords.get("jobs") or 1, keywords.get("scheduler"), memory)
 
 
 def compare_sketched(run: Any, against: Any, keywords: Keywords) -> Any:

@@ -85,6 +85,7 @@ class ComparingProgram(LookingAtProgram, total=False):
 
     jobs: int | None
     scheduler: str | None
+    memory: int | str | None
 
 
 class Looking(FilterTexts, total=False):
@@ -98,6 +99,7 @@ class Looking(FilterTexts, total=False):
     fresh: bool | None
     jobs: int | None
     scheduler: str | None
+    memory: int | str | None
     cache: Path | None
     program: "Program | str | None"
     progress: Telling

@@ -171,6 +171,7 @@ def compare(
     fresh: bool | None = None,
     jobs: int | None = None,
     scheduler: str | None = None,
+    memory: int | str | None = None,
     cache: Path | None = None,
     program: "Program | str | None" = None,
     reference: "OwnReference | Names | None" = None,
@@ -183,9 +184,10 @@ def compare(
     it names). Filters ``layers``, ``points``, ``phases`` (entry points), ``positions`` (calls) and ``prompt`` (cases)
     choose a part. For a model's run: ``select=`` in their place; ``accum="float16"`` or a list (formats to emulate
     sums in, ``()`` for none), ``formula=True``, ``model``, ``partial``, ``fresh``, ``cache``, ``jobs`` (processes),
-    ``scheduler`` (a cluster's) or ``options=``; ``subject``. For a Program's run: ``reference`` or ``model``,
-    ``accum``; ``jobs`` and ``scheduler``, as for two runs. For an imported dump: another run, or ``model``, whose FP64
-    it is compared with, and ``policy``, what it computes in. Two runs of sketches, given as their folders.
+    ``scheduler`` (a cluster's), ``memory="4GB"`` (the most of each process) or ``options=``; ``subject``. For a
+    Program's run: ``reference`` or ``model``, ``accum``; ``jobs``, ``scheduler`` and ``memory``, as for two runs. For
+    an imported dump: another run, or ``model``, whose FP64 it is compared with, and ``policy``, what it computes in.
+    Two runs of sketches, given as their folders.
     ``progress=True``: a bar.
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
@@ -249,6 +251,7 @@ def diagnose(
     fresh: bool | None = None,
     jobs: int | None = None,
     scheduler: str | None = None,
+    memory: int | str | None = None,
     cache: Path | None = None,
     program: "Program | str | None" = None,
     progress: Telling = None,

@@ -58,3 +58,27 @@ def test_its_end_ends_processes():
             os.kill(pid, 0)
     with pytest.raises(UserError, match="leave out --jobs"), executor(2, "tcp://127.0.0.1:1"):
         pass
+
+
+def test_a_piece_that_does_not_fit_the_memory_of_a_process_is_named():
+    with executor(2, memory=300_000_000) as made:
+        assert made.map(pieces.hold, None, [1, 2, 3]) == [1_000_000, 2_000_000, 3_000_000]
+        with pytest.raises(
+            UserError, match=r"^piece 2 of 3 \(sums\) does not fit --memory 300 MB, in a process of its "
+        ):
+            made.map(pieces.hold, None, [1, 900, 2], what="sums")
+        assert made.map(pieces.hold, None, [4]) == [4_000_000]
+        assert all(peak <= 300_000_000 for peak in made.peaks.values())
+
+
+@pytest.mark.parametrize(
+    ("jobs", "scheduler", "memory", "why"),
+    [
+        (1, None, 1 << 30, "give --jobs 2 or more"),
+        (2, "tcp://127.0.0.1:1", 1 << 30, "dask worker --memory-limit"),
+        (1000, None, 1 << 40, "more than the .* MB of this machine"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_told_before_anything_starts(jobs, scheduler, memory, why):
+    with pytest.raises(UserError, match=why), executor(jobs, scheduler, memory):
+        pass

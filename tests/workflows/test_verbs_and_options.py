@@ -93,7 +93,7 @@ KEYWORDS_ALONE = {
     ("import", "command"): "what the run says made it",
     **{(verb, name): VALUES for verb in ("compare", "diagnose") for name in ("options", "select", "subject")},
     **{(verb, "fresh"): RUNS for verb in ("compare", "diagnose")},
-    **{("diagnose", name): RUNS for name in ("accum", "formula", "jobs", "scheduler")},
+    **{("diagnose", name): RUNS for name in ("accum", "formula", "jobs", "memory", "scheduler")},
     ("gate", "limits"): VALUES,  # Limits: the rules' own
     ("gradcheck", "name"): "what the kernel is called on a screen",
     ("same", "inputs"): VALUES,

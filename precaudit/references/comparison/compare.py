@@ -1,6 +1,7 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_source
-from precaudit.numbers.executors import executor
+from precaudit.numbers.executors import Executor, executor
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
@@ -38,6 +39,7 @@ from precaudit.references.comparison.shares import layer_errors, open_weights
 from precaudit.references.comparison.weight_rounding import weight_errors
 from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook, shadow_records
+from precaudit.schema.bytes_text import bytes_of
 from precaudit.schema.coverage import config_of, expected_tensors, formula_keys
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
@@ -54,7 +56,8 @@ class CompareOptions:
     """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
 
     ``jobs``: processes of this machine that make its pieces, or ``scheduler``: the address of a cluster's (extra
-    ``[cluster]``); without either, threads. ``partial``: open a run that was cut off; ``fresh``: compute again what is
+    ``[cluster]``); without either, threads. ``memory``: the most that each of these processes may hold, in bytes or as
+    ``"4GB"``. ``partial``: open a run that was cut off; ``fresh``: compute again what is
     there; ``formula``: compare the program's FP64 shadow with the reference too (needs JAX). ``held``: whether records
     against another run are in memory, or stay in their file (precaudit/schema/filed.py).
     """
@@ -64,10 +67,16 @@ class CompareOptions:
     partial: bool = False
     jobs: int = 1
     scheduler: str | None = None
+    memory: int | str | None = None
     cache: Path = field(default_factory=lambda: cache_folder("references"))
     fresh: bool = False
     formula: bool = False
     held: bool = field(default=True, metadata={"keyword": False})
+
+
+def pieces_by(options: CompareOptions) -> AbstractContextManager[Executor]:
+    """Return what makes pieces, as options say: a context; raises UserError."""
+    return executor(options.jobs, options.scheduler, bytes_of(options.memory, "--memory"))
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def compare(
     if kept is None:
         checkpoint = None if absent else open_weights(recorded.run, _source(recorded.run, options))
         weights = Weights(checkpoint, absent)
-        with executor(options.jobs, options.scheduler) as made, one_blas_thread():
+        with pieces_by(options) as made, one_blas_thread():
             execution, peaks = Execution(made, tell), made.peaks
             if selected.formula:
                 kept = _add_formula(recorded, selected, weights, options, execution, subject)
@@ -245,5 +254,5 @@ def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
 def _pair(run: Run, against: Run, select: Selection | None, options: CompareOptions, tell: Advance) -> Comparison:
     """Compare a run (candidate) with another."""
     selected = resolve_selection(Recorded(run, {}, {}, config_of(run.record.model.config)), select, options.accum)
-    with executor(options.jobs, options.scheduler) as made:
+    with pieces_by(options) as made:
         return compare_models(ModelPair((run, against), selected), options.held, tell, made)

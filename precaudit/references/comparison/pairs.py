@@ -66,6 +66,11 @@ class PairPiece(NamedTuple):
     part: int
     parts: int
 
+    @property
+    def text(self) -> str:
+        """What it is of, in words."""
+        return f"part {self.part + 1} of {self.parts} of {self.case}"
+
     def of(self, every: Sequence[T]) -> Sequence[T]:
         """Return its part of all."""
         n = len(every)

@@ -55,6 +55,11 @@ class ProgramPiece(NamedTuple):
     entry: int | None
     calls: range = range(0)
 
+    @property
+    def text(self) -> str:
+        """What it is of, in words."""
+        return f"the whole program of {self.case}" if self.entry is None else f"operations of {self.case}"
+
 
 class WholeCase(NamedTuple):
     """What the whole program gives of a case: of each entry point its places' records, and those that follow them."""

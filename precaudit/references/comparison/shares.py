@@ -53,6 +53,12 @@ class LocalPiece(NamedTuple):
     groups: range
     prompts: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        """What it is of, in words."""
+        groups = ", ".join(str(i) for i in self.groups)
+        return f"points of layer {groups} (after the last: the output), {', '.join(self.prompts[:3])}"
+
 
 @dataclass(frozen=True)
 class LocalPieces:
