@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
+.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles random-programs programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
 	cut-programs cut-styles cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make families  every family end to end on random models'
 	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device, chips priced'
 	@echo 'make styles    correct programs in 42 styles: none may fail'
+	@echo 'make random-programs  560 correct programs put together at random: none may fail (hours)'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make watch     watch programs that others wrote, each by its own command (makes environments in build/watched)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
@@ -102,6 +103,9 @@ exam-written: .venv/test
 styles: .venv/test
 	$(BIN)/python -m exams.styles
 
+random-programs: .venv/test
+	$(BIN)/python -m exams.random_programs
+
 mesh: .venv/test
 	$(BIN)/python -m exams.mesh
 
@@ -152,6 +156,7 @@ cut-programs: .venv/test
 
 cut-styles: .venv/test
 	$(BIN)/python -m exams.styles --part today/28
+	$(BIN)/python -m exams.random_programs --part today/280
 
 cut-calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate --anew --part today/280

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from exams import calibrate, exam, exam_cells, exam_diagnose, exam_written, mesh, programs
+from exams import calibrate, exam, exam_cells, exam_diagnose, exam_written, mesh, programs, random_programs
 from exams.cells import CELLS
 from exams.cut import Cut, cut
 from exams.injection import Cell
@@ -42,6 +42,7 @@ def test_ci_makes_a_cut_of_every_exam():
         "mesh",
         "programs",
         "styles",
+        "random_programs",
         "calibrate",
     }
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
@@ -73,6 +74,13 @@ def test_a_tenth_of_calibrate_is_made_in_a_month(tmp_path, monkeypatch):
     days = [cut(f"today/{parts}", day).of(runs) for day in range(parts)]
     assert {i for day in days for i in day} == set(runs)
     assert min(sum(map(len, days[d : d + MONTH])) for d in range(parts - MONTH)) >= len(runs) // 10
+
+
+def test_random_programs_are_the_same_ones_every_day():
+    one, again = (random_programs.drawn(7) for _ in range(2))
+    assert one.says == again.says
+    assert all((x == again.program.params[name]).all() for name, x in one.program.params.items())
+    assert int(CUTS["random_programs"]) == random_programs.SEEDS // 2
 
 
 def test_parts_are_disjoint():

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from precaudit.interpreters.jaxpr.algebra import Algebra
 from precaudit.interpreters.jaxpr.expanded import EXPANDED, complex_product
 from precaudit.interpreters.jaxpr.inaccuracy import INACCURATE, ULPS, inaccurate, mixed_bits, unit_interval
 from precaudit.interpreters.jaxpr.jax_versions import count_readers, open_jaxpr
@@ -75,7 +76,7 @@ class Emulator(Planted):
         self.readers: Counter[Any] = Counter()
         self.summed = False  # whether the last operation was a sum made in its own format
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
-        self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
+        self.algebra = Algebra(how.unit)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
@@ -91,7 +92,6 @@ class Emulator(Planted):
     def equation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         name = equation.primitive.name
-        self.spread.update(equation.outvars if name == "broadcast_in_dim" else ())
         self.own = [self.holds(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         if self.how.apart:
             self.turns.update(dict.fromkeys((v for v in equation.invars if not hasattr(v, "val")), 1))
@@ -100,6 +100,8 @@ class Emulator(Planted):
         elides = self.how.unrounded in ("converted", "computed") and read != []
         if elides and widens(equation):
             inputs = [self.before[read[0]]]
+        if self.how.contracted:
+            inputs = self.algebra.contracted(equation, inputs, self.before, lambda v: self.readers[v] == 1)
         cut_out = name in SLICES and self.own[0]
         out = super().equation(equation, inputs)
         if elides and name == "transpose":
@@ -143,6 +145,7 @@ class Emulator(Planted):
     def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives."""
         self.count += 1
+        self.algebra.note(equation, inputs, lambda x: super(Emulator, self).operation(equation, [x])[0])
         nothing = self.rounds_nothing(equation)
         name = equation.primitive.name
         flush = self.how.flush and name not in KEEPS
@@ -151,7 +154,7 @@ class Emulator(Planted):
         mark = mixed_bits(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0
         dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
-        self.summed = False
+        self.summed, once = False, partial(self.store, equation.outvars[0] if equation.outvars else None, factor=factor)
         if self.how.sums == "own" and narrow_sum(equation):
             self.summed = True
             out = own(equation, inputs, partial(round_once, dtype=dtype))
@@ -182,11 +185,10 @@ class Emulator(Planted):
             out = sum_in_single(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.sum_order)
         elif name == "mul" and dtype == np.complex64:
             out = [complex_product(inputs[0], inputs[1], partial(round_on_moved_grid, dtype=np.float32, factor=factor))]
-        elif name == "div" and self.how.expanded and self.divides_by_inverse(equation):
-            inverse = self.store(equation.outvars[0], 1.0 / inputs[1], factor)
-            out = [inputs[0] * inverse]
+        elif self.how.expanded and (made := self.algebra.made(equation, inputs, once)) is not None:
+            out = [made]
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
-            out = [EXPANDED[name](inputs[0], equation.params, partial(self.store, equation.outvars[0], factor=factor))]
+            out = [EXPANDED[name](inputs[0], equation.params, once)]
         elif name == "reduce_precision":  # a rounding that no compiler leaves out
             kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
             near = lax.reduce_precision(inputs[0], *kept)
@@ -300,13 +302,6 @@ class Emulator(Planted):
         if not self.drawn:
             self.keep(made, dtype)
         return made
-
-    def divides_by_inverse(self, equation: jex.JaxprEqn) -> bool:
-        """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient; of bfloat16 on a GPU."""
-        out, divisor = equation.outvars[0].aval, equation.invars[1]
-        if out.dtype not in (np.float16, np.float32) and not (out.dtype == jnp.bfloat16 and self.how.unit == "gpu"):
-            return False
-        return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
 
     @property
     def sum_order(self) -> Callable[..., Any] | None:

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax.extend.core as jex
+import numpy as np
 
+from precaudit.interpreters.jaxpr.algebra import SUMS
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.schema.records.devices import SplitSum, Way
 
+# Functions that JAX lowers in float32: what they read is converted, so that a compiler may not have rounded it
+IN_SINGLE = ("erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh", "bessel_i0e", "bessel_i1e")
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 Unrounded = Literal["none", "converted", "computed", "unshared", "all", "single"]
 
@@ -42,6 +46,7 @@ class Realisation:
     term, which no program asks for. ``split``: products whose terms lie on several devices, by label: each part is
     rounded to the product's format before parts are added. ``by_conversions``: narrow inputs that are given unrounded
     are read so where the program converts them to a wider format; what else reads them reads them rounded.
+    ``contracted``: a product in float16 that nothing else reads is added before it is rounded (fused multiply-add).
     """
 
     unrounded: Unrounded = "none"
@@ -57,10 +62,13 @@ class Realisation:
     narrow_products: bool = False
     split: Mapping[str, SplitSum] | None = None
     by_conversions: bool = False
+    contracted: bool = False
 
 
 def widens(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation converts floats of 16 bits to a wider format."""
+    """Whether an equation converts floats of 16 bits to a wider format, as a function that is computed in one does."""
+    if equation.primitive.name in IN_SINGLE:
+        return float_bits(equation.invars[0].aval.dtype) == 16
     if equation.primitive.name != "convert_element_type":
         return False
     return float_bits(equation.outvars[0].aval.dtype) > float_bits(equation.invars[0].aval.dtype) == 16
@@ -78,6 +86,14 @@ def converts_twice(jaxpr: jex.Jaxpr) -> bool:
     every = list(walk_equations(jaxpr))
     narrowed = {e.outvars[0] for e in every if narrows(e)}
     return any(widens(e) and not hasattr(e.invars[0], "val") and e.invars[0] in narrowed for e in every)
+
+
+def contracts(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a jaxpr, or a body in it, adds a product in float16."""
+    every = list(walk_equations(jaxpr))
+    products = {e.outvars[0] for e in every if e.primitive.name == "mul" and e.outvars[0].aval.dtype == np.float16}
+    sums = (v for e in every if e.primitive.name in SUMS for v in e.invars if not hasattr(v, "val"))
+    return any(v in products for v in sums)
 
 
 def elidable(jaxpr: jex.Jaxpr) -> bool:

@@ -10,13 +10,14 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product, single_product
-from precaudit.interpreters.jaxpr.realisations import Realisation, converts_twice, elidable
+from precaudit.interpreters.jaxpr.realisations import Realisation, contracts, converts_twice, elidable
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
 from precaudit.references.traced.judged import At, JudgedCall, Recomputed, Segments
 from precaudit.references.traced.remade import (
     COMPUTED,
+    CONTRACTED,
     CONVERTED,
     DRAWS,
     FIRST,
@@ -70,8 +71,8 @@ def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> 
     """
     narrow = sums_narrow(jaxpr)
     ways: Mapping[Name, Realisation] = HONEST | (NARROW if narrow else {})
-    if converts_twice(jaxpr):
-        ways = {**ways, **{name: how for name, how in TWICE.items() if narrow or how.sums == "exact"}}
+    more = (CONTRACTED if contracts(jaxpr) else {}) | (TWICE if converts_twice(jaxpr) else {})
+    ways = {**ways, **{name: how for name, how in more.items() if narrow or how.sums == "exact"}}
     tried, gpu = FIRST, units is not None and units.gpu
     if units is not None and units.gpu:
         ways, tried = _on_gpu(ways, units, units.otherwise(jaxpr))

@@ -43,6 +43,12 @@ HONEST = {
     INSIDE: Realisation("all"),
 }
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
+# As XLA:CPU makes them where the processor has float16 of its own
+MULTIPLY_ADD = ("fused multiply-adds",)
+CONTRACTED = {
+    MULTIPLY_ADD: Realisation("converted", contracted=True),
+    (OWN_SUMS, *MULTIPLY_ADD): Realisation("converted", sums="own", contracted=True),
+}
 TWICE = {COMPUTED: Realisation("computed"), (OWN_SUMS, *COMPUTED): Realisation("computed", sums="own")}
 # What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
 TERMS = "products of rounded terms"

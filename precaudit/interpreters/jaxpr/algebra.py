@@ -1,0 +1,181 @@
+"""What XLA's algebra makes of elementwise operations: A / √B is A · rsqrt(B), (A / B) / C is A / (B · C), and the like.
+
+Each step is rounded, so that the result differs from that of the operations as they are written, in float16 by units of
+its last place (XLA, ``algebraic_simplifier.cc``; as XLA:CPU computes float16, bit for bit:
+tests/interpreters/jaxpr/test_algebra.py). In bfloat16 conversions stand between operations, and nothing is rewritten.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from precaudit.interpreters.jaxpr.rounding import round_once
+
+NATIVE = (np.float16, np.float32)  # formats that no conversion stands beside
+MOVES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
+SUMS = ("add", "sub", "add_any")
+Once = Callable[[Any], Any]  # rounds to the format of a result
+Again = Callable[[Any], Any]  # moves another array as an equation moves its operand
+
+
+class Source(NamedTuple):
+    """What made a value: an operation and its operands, in FP64; ``scaled`` and ``shifted`` end with a constant."""
+
+    name: str
+    inputs: tuple[Any, ...]
+
+
+# 1 / what each makes, of its operands
+INVERSES: Mapping[str, Callable[..., Any]] = {
+    "exp": lambda x: jnp.exp(-x),
+    "sqrt": lax.rsqrt,
+    "rsqrt": jnp.sqrt,
+    "pow": lambda x, y: jnp.power(x, -y),
+    "div": lambda x, y: y / x,
+}
+
+
+class Algebra:
+    """The sources of a jaxpr's values, and what becomes of the operations that read them."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.sources: dict[Any, Source] = {}
+        self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
+
+    def of(self, variable: jex.Var | jex.Literal) -> Source | None:
+        """Return what made a variable, where that is known."""
+        return None if hasattr(variable, "val") else self.sources.get(variable)
+
+    def note(self, equation: jex.JaxprEqn, inputs: Sequence[Any], again: Again) -> None:
+        """Take note of what makes an equation's result."""
+        if not equation.outvars:
+            return
+        out, name = equation.outvars[0], equation.primitive.name
+        self.sources.pop(out, None)
+        if name == "broadcast_in_dim":
+            self.spread.add(out)
+        if name in MOVES and (source := self.of(equation.invars[0])) is not None:
+            shape = np.shape(inputs[0])
+            if all(np.shape(x) in ((), shape) for x in source.inputs):
+                moved = (again(x) if np.shape(x) == shape else x for x in source.inputs)
+                self.sources[out] = Source(source.name, tuple(moved))
+        elif getattr(out.aval, "dtype", None) in NATIVE and (found := self._source(equation, inputs)) is not None:
+            self.sources[out] = found
+
+    def _source(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Source | None:
+        name, constant = equation.primitive.name, [hasattr(v, "val") for v in equation.invars]
+        if name == "div":
+            if constant[1]:
+                inverse = round_once(1 / inputs[1], equation.outvars[0].aval.dtype)
+                return Source("scaled", (inputs[0], inverse))
+            above, below = (self.of(v) for v in equation.invars)
+            if self.by_inverse(equation) or (below is not None and below.name in INVERSES and below.name != "div"):
+                return Source("mul", tuple(inputs))
+            others = any(x is not None and x.name == "div" for x in (above, below))
+            return None if others else Source("div", tuple(inputs))
+        if name in ("mul", "add", "sub") and any(constant):
+            if name == "sub":
+                return Source("shifted", (inputs[0], -inputs[1])) if constant[1] else None
+            rest, fixed = inputs if constant[1] else (inputs[1], inputs[0])
+            return Source("scaled" if name == "mul" else "shifted", (rest, fixed))
+        return Source(name, tuple(inputs)) if name in INVERSES or name == "mul" else None
+
+    def by_inverse(self, equation: jex.JaxprEqn) -> bool:
+        """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient; of bfloat16 on a GPU."""
+        out, divisor = equation.outvars[0].aval, equation.invars[1]
+        if out.dtype not in NATIVE and not (out.dtype == jnp.bfloat16 and self.unit == "gpu"):
+            return False
+        return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
+
+    def made(self, equation: jex.JaxprEqn, inputs: Sequence[Any], once: Once) -> Any | None:
+        """Return an operation's result before it is rounded, None where it is made as it is written."""
+        name, out = equation.primitive.name, equation.outvars[0].aval if equation.outvars else None
+        native = getattr(out, "dtype", None) in NATIVE
+        if name == "div" and (native or self.by_inverse(equation)):
+            return self._quotient(equation, inputs, once)
+        of = [self.of(v) for v in equation.invars] if native else []
+        if not any(of):
+            return None
+        if name in ("mul", "square", "integer_pow"):
+            return _product(equation, inputs, [*of, *of][:2], once)
+        first = of[0]
+        if name == "log" and first is not None:
+            return _logarithm(first, once)
+        if name == "pow" and first is not None and first.name == "exp":
+            return jnp.exp(once(first.inputs[0] * inputs[1]))
+        if name in ("add", "sub"):
+            return _shift(equation, inputs, of, once)
+        return None
+
+    def _quotient(self, equation: jex.JaxprEqn, inputs: Sequence[Any], once: Once) -> Any | None:
+        x, y = inputs
+        above, below = (self.of(v) for v in equation.invars)
+        small = self.by_inverse(equation)
+        if hasattr(equation.invars[1], "val"):
+            if above is not None and above.name == "scaled":
+                return above.inputs[0] * once(above.inputs[1] * once(1 / y))
+            return x * once(1 / y)
+        if below is not None and below.name in INVERSES and (small or below.name != "div"):
+            if below.name == "exp" and above is not None and above.name == "exp" and not small:
+                return jnp.exp(once(above.inputs[0] - below.inputs[0]))
+            return x * once(INVERSES[below.name](*below.inputs))
+        if small:
+            return x * once(1 / y)
+        if below is not None and below.name == "div":
+            p, q = below.inputs
+            if above is not None and above.name == "div":
+                return once(above.inputs[0] * q) / once(above.inputs[1] * p)
+            return once(x * q) / p if np.shape(p) == np.shape(x) else once(x * q) * once(1 / p)
+        if above is not None and above.name == "div":
+            return above.inputs[0] / once(above.inputs[1] * y)
+        return None
+
+    def contracted(self, equation: jex.JaxprEqn, inputs: list[Any], before: Mapping[Any, Any], few: Any) -> list[Any]:
+        """Return operands of a sum in float16 with the first product not rounded: a fused multiply-add.
+
+        ``before``: values as they were before they were rounded; ``few``: whether nothing else reads a variable.
+        """
+        if equation.primitive.name not in SUMS or equation.outvars[0].aval.dtype != np.float16:
+            return inputs
+        for i, v in enumerate(equation.invars):
+            source = self.of(v)
+            if source is not None and source.name in ("mul", "scaled") and v in before and few(v):
+                return [*inputs[:i], before[v], *inputs[i + 1 :]]
+        return inputs
+
+
+def _product(equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once) -> Any | None:
+    """Return exp(A) · exp(B) as exp(A + B), and a constant after another as one with it."""
+    if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
+        return None
+    a, b = of
+    if a is not None and b is not None and a.name == b.name == "exp" and np.shape(a.inputs[0]) == np.shape(b.inputs[0]):
+        return jnp.exp(once(a.inputs[0] + b.inputs[0]))
+    for source, v, x in zip(of, reversed(equation.invars), reversed(inputs), strict=False):
+        if source is not None and source.name == "scaled" and hasattr(v, "val"):
+            return source.inputs[0] * once(source.inputs[1] * x)
+    return None
+
+
+def _shift(equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once) -> Any | None:
+    """Return a constant that is added after another as one with it."""
+    sign = -1 if equation.primitive.name == "sub" else 1
+    for i, source in enumerate(of):
+        fixed = hasattr(equation.invars[1 - i], "val") and (i == 0 or sign == 1)
+        if source is not None and source.name == "shifted" and fixed:
+            return source.inputs[0] + once(source.inputs[1] + sign * inputs[1 - i])
+    return None
+
+
+def _logarithm(of: Source, once: Once) -> Any | None:
+    """Return the logarithm of what an exponential, a root or a power makes."""
+    if of.name == "exp":
+        return of.inputs[0]
+    if of.name in ("sqrt", "rsqrt"):
+        return (0.5 if of.name == "sqrt" else -0.5) * once(jnp.log(of.inputs[0]))
+    return of.inputs[1] * once(jnp.log(of.inputs[0])) if of.name == "pow" else None

@@ -1,0 +1,84 @@
+"""XLA's algebra in float16: what XLA:CPU computes, bit for bit, beside operations as they are written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from precaudit.interpreters.jaxpr.emulator import Emulator
+from precaudit.interpreters.jaxpr.realisations import Realisation
+
+HALF = np.float16(0.7)
+FORMS = {
+    "a root": lambda x, v, w: x / jnp.sqrt(v),
+    "a root of a sum": lambda x, v, w: x / jnp.sqrt(v * w + HALF),
+    "an inverse root": lambda x, v, w: x / lax.rsqrt(v),
+    "an exponential": lambda x, v, w: x / jnp.exp(v),
+    "exponentials": lambda x, v, w: jnp.exp(x) / jnp.exp(v),
+    "a power": lambda x, v, w: x / jnp.power(v, HALF),
+    "a quotient below": lambda x, v, w: x / (v / w),
+    "a quotient above": lambda x, v, w: (x / v) / w,
+    "quotients": lambda x, v, w: (x / v) / (w / x),
+    "an inverse of an inverse": lambda x, v, w: 1 / (1 / v),
+    "a product of exponentials": lambda x, v, w: jnp.exp(x) * jnp.exp(v),
+    "a squared exponential": lambda x, v, w: jnp.exp(v) ** 2,
+    "a power of an exponential": lambda x, v, w: jnp.power(jnp.exp(v), HALF),
+    "constants in a product": lambda x, v, w: (x * np.float16(3)) * np.float16(1.3),
+    "constants in a quotient": lambda x, v, w: (x / np.float16(3)) / np.float16(1.3),
+    "constants in a sum": lambda x, v, w: (x + np.float16(3)) + np.float16(1.3),
+    "a logarithm of a root": lambda x, v, w: jnp.log(jnp.sqrt(v)),
+    "a logarithm of a power": lambda x, v, w: jnp.log(jnp.power(v, HALF)),
+    "a logarithm of an exponential": lambda x, v, w: jnp.log(jnp.exp(v)),
+    "a denominator": lambda x, v, w: x / (1 + jnp.exp(-v)),
+    "a denominator moved": lambda x, v, w: x / jnp.sqrt(v[:, 0] * w[:, 0])[:, None],
+}
+
+
+@pytest.fixture(scope="module")
+def operands():
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.uniform(*span, (64, 33)), jnp.float16) for span in ((0.5, 2), (0.3, 3), (0.5, 2))]
+
+
+def emulated(form, operands, how):
+    jaxpr = jax.make_jaxpr(form)(*operands)
+    with jax.enable_x64(True):
+        (made,) = Emulator({}, (), how).run(jaxpr.jaxpr, jaxpr.consts, operands)
+    return np.asarray(made)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["", "of rows"])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_what_xla_computes(name, rows, operands):
+    x, v, w = operands
+    given = [x, v[:, :1], w[:, :1]] if rows else [x, v, w]
+    wanted = np.asarray(jax.jit(FORMS[name])(*given)).astype(np.float64)
+    made = emulated(FORMS[name], given, Realisation())
+    contracted = emulated(FORMS[name], given, Realisation(contracted=True))
+    assert max((x == wanted).mean() for x in (made, contracted)) == 1.0
+
+
+def test_what_is_written_otherwise_is_another_result(operands):
+    """The forms are seen: made as they are written, most of them differ."""
+    x, v, w = operands
+    apart = []
+    for name, form in FORMS.items():
+        wanted = np.asarray(jax.jit(form)(x, v, w)).astype(np.float64)
+        apart += [name] * bool((emulated(form, operands, Realisation(expanded=False)) == wanted).mean() < 0.95)
+    assert len(apart) >= 15
+    wide = [a.astype(jnp.bfloat16) for a in operands]
+    for form in (FORMS["a root"], FORMS["exponentials"], FORMS["quotients"]):
+        wanted = np.asarray(jax.jit(form)(*wide)).astype(np.float64)
+        assert (emulated(form, wide, Realisation()) == wanted).all()
+
+
+def test_a_fused_multiply_add_rounds_once(operands):
+    """As processors with float16 of their own make it; others round the product, too."""
+    x, v, w = operands
+    form = lambda x, v, w: x * w + v * w  # noqa: E731
+    wanted = np.asarray(jax.jit(form)(x, v, w)).astype(np.float64)
+    both = [emulated(form, operands, Realisation(contracted=c)) for c in (False, True)]
+    assert any((made == wanted).all() for made in both)
+    a, b, c = (np.asarray(y, np.float64) for y in operands)
+    assert (both[1] == (a * c + (b * c).astype(np.float16)).astype(np.float16)).all()
