@@ -14,6 +14,7 @@ from precaudit.errors import UserError
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.judging.gate import gate
 from precaudit.recording.runs.reader import open_run
+from precaudit.recording.tracing.repeat import repeat
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.reports.mesh import cost_text
@@ -57,6 +58,13 @@ def test_four_chips_add_bfloat16_parts_in_bfloat16_and_pass(four):
     found = gate(four)
     assert found.exit_code == 0, [v.text for v in found.verdicts][:3]
     assert found.counts["pass"] > 200
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_chips_that_are_not_here_give_the_same_bits_again(tmp_path):
+    run = recorded(tmp_path / "run", ",".join(SPLIT), **FOUR)
+    assert repeat(run, tmp_path / "again").differing == 0
 
 
 @needs_libtpu

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from precaudit.recording.programs.loading import load_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
 from tests.helpers.paths import EXAMPLES
+from tests.helpers.tpus import needs_libtpu
 
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
 
@@ -55,3 +57,14 @@ def test_the_command_says_that_nothing_differs(tmp_path, capsys):
     assert command(["trace", OWN, "-o", str(tmp_path / "run"), "--points", "query", "--positions", "0"]) == 0
     assert command(["trace", "--repeat", str(tmp_path / "run"), "-o", str(tmp_path / "again")]) == 0
     assert "tensors are bit-identical with" in capsys.readouterr().out
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_predicted_run_is_predicted_again(tmp_path):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8)), jnp.float32)
+    program = precaudit.Program(lambda w, x: x @ w, x.T, {"a": (x,)}, outputs="out")
+    before = precaudit.trace(program, tmp_path / "run", device="tpu-predicted:v5e")
+    again = precaudit.repeat(before, tmp_path / "again", program)
+    assert again.run.record.device == before.record.device == "TPU v5e:2x2 (predicted)"
+    assert again.differing == 0

@@ -11,6 +11,7 @@ from precaudit.recording.programs.resuming import STRICTLY
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.bits import Repeat, compare_bits
 from precaudit.recording.runs.programs import Opened, open_program_run
+from precaudit.recording.tracing.predicting import asked_device, target_of
 from precaudit.schema.policies import announced_policy
 
 
@@ -38,7 +39,7 @@ def repeat_program(
     select = ProgramSelection(record.layers, record.asked, entries, positions, record.taps)
     strict = any(w.startswith(STRICTLY) for w in record.warnings)
     command = f"precaudit trace --repeat {before.folder}"
-    again = trace_program(
-        found, output, select, ProgramTraceOptions(record.program, force, command, strict=strict), tell
-    )
+    target = target_of(asked_device(record.device))
+    how = ProgramTraceOptions(record.program, force, command, target, strict)
+    again = trace_program(found, output, select, how, tell)
     return compare_bits(before, again)

@@ -7,12 +7,12 @@ from precaudit.models.checkpoints import recorded_source
 from precaudit.progress import Progress
 from precaudit.recording.runs.bits import Repeat, compare_bits
 from precaudit.recording.runs.reader import Run, open_run
+from precaudit.recording.tracing.predicting import asked_device
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.schema.meshes import recorded_mesh
 from precaudit.schema.policies import declared_policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records.devices import device_kind
 from precaudit.schema.selection import Selection
 
 
@@ -36,7 +36,7 @@ def repeat(
                 f"{before.folder}: not a run of the shipped decoder; precaudit.repeat(…, subject=…) takes it"
             )
         policy = declared_policy(record)
-        where, device = recorded_source(record.model.reference), device_kind(record.device)
+        where, device = recorded_source(record.model.reference), asked_device(record.device)
         mesh = recorded_mesh(record.mesh)
         subject = load(where, policy, None, device, allow=record.model.allowed, mesh=mesh)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
