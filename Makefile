@@ -156,7 +156,7 @@ cut-programs: .venv/test
 
 cut-styles: .venv/test
 	$(BIN)/python -m exams.styles --part today/28
-	$(BIN)/python -m exams.random_programs --part today/280
+	$(BIN)/python -m exams.random_programs --seeds 0:16 --part today/16
 
 cut-calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate --anew --part today/280

@@ -140,7 +140,7 @@ class Algebra:
 
         ``before``: values as they were before they were rounded; ``few``: whether nothing else reads a variable.
         """
-        if equation.primitive.name not in SUMS or equation.outvars[0].aval.dtype != np.float16:
+        if equation.primitive.name not in (*SUMS, "reduce_sum") or equation.outvars[0].aval.dtype != np.float16:
             return inputs
         for i, v in enumerate(equation.invars):
             source = self.of(v)
