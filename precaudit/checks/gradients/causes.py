@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from precaudit.checks.gradients.case import AGAIN, KERNEL, REFERENCE, STRICT, ArrayFinding, GradientCase
-from precaudit.checks.gradients.infinities import first_infinite
+from precaudit.checks.gradients.infinities import first_infinite, range_lost
 from precaudit.checks.gradients.lines import kernel_lines, line_shares, short_line
 from precaudit.checks.gradients.mistakes import KNOWN, Explained, Mistakes
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
@@ -22,6 +22,7 @@ NOT_DECLARED = "rounding to the formats it declares does not explain it: the for
 NOT_INSIDE = "with all that its kernels round inside in float32 it does not pass either: the formula differs"
 NOT_FINITE_EITHER = "its formula gives that in FP64, too: the formula differs"
 NOT_KNOWN = f"none of the known mistakes explains it ({KNOWN})"
+LOST_SO = "what is computed from that is finite, and not FP64's"
 ON_GPU = 'TF32 explains it: this GPU uses it for float32 products below precision="highest"'
 AS_THE_KERNEL = "as the kernel with excess precision"
 
@@ -93,6 +94,9 @@ def find_cause(c: GradientCase, f: ArrayFinding, mistakes: Mistakes) -> Cause:
     formula, i = c.own[f.side], c.names.index(f.array)
     if f.verdict.status == "nonfinite":
         return _not_finite(c, f, i, mistakes)
+    if (at := range_lost(c, f)) is not None:
+        line, operation = at
+        return Cause(f"range {at}", lambda: f"{operation} at {short_line(line)} leaves its format's range: {LOST_SO}")
     narrow = formula.narrow()
     if formula.places:
         return _inside(c, f, i, mistakes)

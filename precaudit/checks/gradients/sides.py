@@ -20,6 +20,7 @@ from precaudit.checks.gradients.case import (
 )
 from precaudit.checks.gradients.differences import gradient_disagreements
 from precaudit.checks.gradients.formula import Formula, as_float32, differentiate, leaf_names
+from precaudit.checks.gradients.infinities import range_lost
 from precaudit.checks.gradients.lines import short_line
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.kernel_lines import runs_interpreted
@@ -70,7 +71,9 @@ class Sides:
     def case(self, case: str, inputs: tuple[Any, ...]) -> tuple[GradientCase, list[ArrayFinding]]:
         """Return every array of both sides."""
         places = self._places(inputs)
+        _refuse_empty("an input", [inputs[i] for i in places], " " in case)
         shapes = {side: self._shape(side, f, inputs, " " in case) for side, f in self.sides.items()}
+        _refuse_empty("an output", shapes, " " in case)
         _same(shapes[KERNEL], shapes[REFERENCE])
         cotangents = _cotangents(shapes[KERNEL], shapes[REFERENCE])
         both = {side: differentiate(f, places) for side, f in self.sides.items()}
@@ -174,8 +177,11 @@ def _judge(c: GradientCase, i: int, side: str, lost: bool) -> dict[str, ArrayFin
     """Return what is found of one array of the kernel, as either side runs it, and of the reference beside it."""
     sides = (side, REFERENCE)
     each = {s: c.judge(s, i, c.draws) for s in sides}
-    if all(f.record.nonfinite for f in each.values()):
-        return {s: mark_unjudged(f, skipped="float32 leaves its range on both sides") for s, f in each.items()}
+    if all(f.record.nonfinite or range_lost(c, f) for f in each.values()):
+        at = range_lost(c, each[REFERENCE])
+        text = f"float32 leaves its range on both sides{f' ({at[1]} at {short_line(at[0])})' if at else ''}"
+        why = {"skipped" if " " in c.name else "unknown": text}
+        return {s: mark_unjudged(f, **why) for s, f in each.items()}
     if lost:
         return {s: mark_unknown(f) for s, f in each.items()}
     if each[side].verdict.status == "fail" and c.own[REFERENCE].narrow():
@@ -183,6 +189,14 @@ def _judge(c: GradientCase, i: int, side: str, lost: bool) -> dict[str, ArrayFin
         if all(f.verdict.status == "pass" for f in looser.values()):
             return looser
     return each
+
+
+def _refuse_empty(what: str, tree: Any, made: bool) -> None:
+    """Raise UserError where an input or output has no element; NotApplicable where the input was ``made`` here."""
+    for leaf in jax.tree.leaves(tree):
+        if not np.size(leaf):
+            found = f"{what}, {jnp.result_type(leaf)}{list(np.shape(leaf))}, has no element"
+            raise NotApplicable(found) if made else UserError(f"{found}: there is nothing to compare")
 
 
 def _cotangents(kernel: Any, reference: Any) -> Any:

@@ -1,5 +1,6 @@
 """Each array that fails is explained: planted mistakes by name, correct kernels pass, absence is said."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from precaudit.checks.gradients.awkward import FLOATS
 from precaudit.checks.gradients.case import KERNEL
 from precaudit.checks.gradients.check import gradcheck
+from precaudit.errors import UserError
 from precaudit.reports.gradients import failures, inputs_table
 from tests.helpers.gradient_mistakes import CORRECT, MISTAKES
 from tests.helpers.selected import few
@@ -68,6 +70,37 @@ def test_hostile_inputs_stand_beside_ordinary_ones_and_each_failure_has_a_cause(
     large = next(f for f in failing if f.case == "input 0 large" and f.array == "out")
     assert large.cause.startswith("exp at ")
     assert "(unshifted) gives it first: out of its format's range" in large.cause
+
+
+def inverse_rms(x):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True))
+
+
+def scaled_rms(x):
+    largest = jnp.max(jnp.abs(x), -1, keepdims=True)
+    return x / largest * jax.lax.rsqrt(jnp.mean((x / largest) ** 2, -1, keepdims=True))
+
+
+HUGE = 1e25 * np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+
+
+def test_values_that_float32_holds_nothing_of_are_unknown_where_both_sides_lose_them():
+    found = gradcheck(inverse_rms, inverse_rms, (HUGE,), argnums=(), hostile=False)
+    assert found.exit_code == 3
+    assert "float32 leaves its range on both sides (mul at " in found.conclusions[0]
+
+
+def test_a_side_that_leaves_its_range_and_stores_finite_values_fails_with_the_line():
+    found = gradcheck(inverse_rms, scaled_rms, (HUGE,), argnums=(), hostile=False)
+    assert found.exit_code == 1
+    assert "mul at " in found.conclusions[0]
+    assert "(inverse_rms) leaves its format's range" in found.conclusions[0]
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (4, 0)])
+def test_inputs_without_an_element_are_refused(shape):
+    with pytest.raises(UserError, match="has no element: there is nothing to compare"):
+        gradcheck(softmax, softmax, (np.zeros(shape, np.float32),), hostile=False)
 
 
 def test_what_no_known_mistake_explains_is_said():
