@@ -245,7 +245,7 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
     from precaudit.recording.runs.programs import points_text
     from precaudit.recording.tracing.predicting import program_target
-    from precaudit.schema.digits import digits
+    from precaudit.schema.digits import count_text, digits
     from precaudit.schema.policies import parse_settings
     from precaudit.schema.selection import names_in, parse_layers
 
@@ -294,8 +294,8 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
         say("note: the compiler may leave out roundings that the program declares (--strict: with all of them)")
     say(
-        f"{folder}: {len(r.judged_points)} {points_text(r)} points, {len(r.cases)} cases of {r.every_calls}, "
-        f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
+        f"{folder}: {len(r.judged_points)} {points_text(r)} points, {count_text(len(r.cases), 'case')} of "
+        f"{r.every_calls}, {r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
     )
     return 0
 

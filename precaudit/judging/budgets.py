@@ -21,7 +21,7 @@ from precaudit.schema.toml import of_table, toml_bytes, toml_table
 SCOPES = ("tensor", "token", "head", "channel")
 BudgetKind = Literal["local", "forward", "state", "formula", "policy", "product"]
 TABLES = ("budget", "rollout")  # of runs, of rollouts
-NOT_FROZEN: tuple[Status, str] = ("missing", "the baseline has no value to ratchet from")
+NOT_FROZEN: tuple[Status, str] = ("missing", "there is no baseline value to ratchet from: --baseline FILE gives one")
 
 
 class TableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

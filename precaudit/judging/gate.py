@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, nearest
 from precaudit.judging import programs
 from precaudit.judging.applied_rules import JUDGED, Rules
 from precaudit.judging.baselines import Drift, drift, provenance, read_run_baseline, stale, version_suspects
@@ -104,7 +104,7 @@ def checked_limits(stated: Mapping[str, float]) -> dict[str, float]:
     """Return limits of relative errors by kind; raises UserError for a kind that has none, or what is no limit."""
     for kind, limit in stated.items():
         if kind not in STATED:
-            raise UserError(f"limit {kind}={limit}: a relative error is that of {' or '.join(STATED)}")
+            raise UserError(f"limit {kind}={limit}: {kind!r} is no kind of relative error{nearest(kind, STATED)}")
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit < math.inf:
             raise UserError(f"limit {kind}={limit}: a relative error is a finite number, 0 or more, such as 0.1")
     return {kind: float(limit) for kind, limit in stated.items()}

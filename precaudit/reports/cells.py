@@ -9,11 +9,11 @@ from math import inf, isfinite, isnan
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.reports.headline import how_bad
-from precaudit.schema.digits import apart, digits, short
+from precaudit.schema.digits import apart, digits, roundoffs
 from precaudit.schema.filed import of_kinds, without_collector
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
-from precaudit.schema.places import ORDER, Place
+from precaudit.schema.places import LAST, ORDER, Place
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import (
     EmulatedError,
@@ -194,6 +194,16 @@ def weight(c: Cell) -> tuple[int, float]:
     return -_rank(c), -1.0 if c.size is None else c.size
 
 
+def first_cell(shown: Sequence[Cell]) -> int:
+    """Return which cell to look at first: the first in the program that fails, as the headline says, else the worst."""
+    failing = [c for c in shown if c.status in ("fail", "nonfinite")]
+    return shown.index(min(failing, key=_depth) if failing else max(shown, key=weight))
+
+
+def _depth(c: Cell) -> int:
+    return LAST if c.layer is None else c.layer
+
+
 def first_map(maps: Mapping[str, Collection[Cell]]) -> str | None:
     """Return the map that holds the cell to look at first; None where no map has a cell."""
     worst = {name: max(map(_severity, its)) for name, its in maps.items() if its}
@@ -274,8 +284,8 @@ def _slices(e: ErrorRecord) -> str:
 
 
 def _sizes(e: ErrorRecord) -> str:
-    known = "" if e.rel_l2 is None else f"relative error {short(e.rel_l2)}"
-    known += "" if e.max_diff is None else f", largest difference {short(e.max_diff)}"
+    known = "" if e.rel_l2 is None else f"relative error {digits(e.rel_l2)}"
+    known += "" if e.max_diff is None else f", largest difference {digits(e.max_diff)}"
     return known + (f"; {e.nonfinite} elements are NaN or infinite" if e.nonfinite else "")
 
 
@@ -310,7 +320,7 @@ def _explanation(e: ErrorRecord) -> str:
         return "unknown"
     if a.name == "exact":
         return "exact: equal to FP64 rounded once"
-    rest = f"{digits(a.left_u, 2)} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
+    rest = f"{roundoffs(a.left_u)} u unexplained" if isfinite(a.left_u) else "the unexplained part is not finite"
     if a.name == "none of these":
         return f"by rounding, {rest}" if a.passes else f"by no emulation, {rest}"
     elided = e.elided if isinstance(e, EmulatedError) else None

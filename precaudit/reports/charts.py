@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Shares
 from precaudit.errors import UserError
-from precaudit.reports.cells import Cell, cells, program_order, weight
+from precaudit.reports.cells import Cell, cells, first_cell, program_order
 from precaudit.schema.digits import digits, ratio
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
@@ -33,6 +33,10 @@ STEPS = {"local": OF_LIMIT, "forward": (0.5, 1.0, 2.0, 4.0, 7.5, 15.0, 75.0), "f
 TITLES = {"local": "× its limit", "forward": "× an emulated policy's error", "formula": "× its limit"}
 MOST = 12  # bars of shares
 LABEL, LINE, GAP = 0.3, 0.07, 0.01  # of a chart: a name's width, room between two lines of them, marks in one column
+EDGE = 0.05  # of a chart: the room between its outermost marks and its edge
+TICK = "replace(replace(datum.label, 'e+', 'e'), 'e0', '')"  # 1e-2, 1, 1e1: as numbers are written everywhere
+POWERS: dict[str, Any] = {"format": ".0e", "labelExpr": TICK}  # of an axis
+SHARES = {**POWERS, "format": "~e", "tickCount": 4}
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def heat_map(
     names, colours = bands(kind), [*palette.cool, *palette.hot, palette.none]
     key = alt.Legend(orient="top", columns=5, symbolType="square", title=TITLES[kind]) if legend else None
     colour = alt.Color("band:N", scale=alt.Scale(domain=names, range=colours), legend=key)
-    at_first = [{"cell": shown.index(max(shown, key=weight))}] if shown else alt.Undefined
+    at_first = [{"cell": first_cell(shown)}] if shown else alt.Undefined
     picked = alt.selection_point(
         name="picked", fields=["cell"], on="click", clear=False, toggle=False, empty=False, value=at_first
     )
@@ -152,7 +156,12 @@ def growth_chart(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "al
     log, sizes = alt.Scale(type="log", nice=True), [r["size"] for r in rows]
     base = alt.Chart(data_of(rows)).encode(
         alt.X("layer:Q", title="layer", axis=alt.Axis(values=layers, grid=False, format="d")),
-        alt.Y("size:Q", title="relative error", scale=log, axis=alt.Axis(format=".0e", values=powers(sizes))),
+        alt.Y(
+            "size:Q",
+            title="relative error",
+            scale=log,
+            axis=alt.Axis(**POWERS, values=powers(sizes)),
+        ),
         alt.Color("point:N", scale=alt.Scale(domain=names, range=list(palette.series[: len(names)])), title=None),
         alt.StrokeDash(
             "of:N", legend=None, scale=alt.Scale(domain=["measured", "emulated policy"], range=[[1, 0], [4, 4]])
@@ -214,7 +223,7 @@ def shares_chart(found: Shares, palette: Palette = LIGHT) -> "alt.Chart":
         if isfinite(value(s.share))
     ]
     bars = alt.Chart(data_of(rows)).mark_bar(cornerRadiusEnd=2).encode(
-        alt.X("share:Q", title=f"share in the change of {found.objective}", axis=alt.Axis(format="~e", tickCount=4)),
+        alt.X("share:Q", title=f"share in the change of {found.objective}", axis=alt.Axis(**SHARES)),
         alt.Y("operation:N", sort=[str(r["operation"]) for r in rows], title=None, axis=alt.Axis(labelLimit=180)),
         alt.Color("sign:N", scale=alt.Scale(domain=["up", "down"], range=list(palette.series[:2])), legend=None),
         tooltip=["operation:N", alt.Tooltip("share:Q", format=".2e")],
@@ -256,8 +265,11 @@ def named_apart(rows: list[dict[str, Any]], name: str, price: str, gain: str) ->
     high = LINE * (max(up, default=0.0) - min(up, default=0.0) or 1.0)
     gap = GAP * wide
     named: list[tuple[float, float, float]] = []  # where a name begins and ends, and how high it is
+    least, most = min(across, default=0.0) - EDGE * wide, max(across, default=0.0) + EDGE * wide
 
     def is_free(begin: float, end: float, height: float) -> bool:
+        if len(set(across)) > 1 and not (least <= begin and end <= most):
+            return False  # the edge of the chart would cut it
         dots = ((x, x, h) for x, h in zip(across, up, strict=True) if min(abs(x - begin), abs(x - end)) > gap)
         return not any(a < end and b > begin and abs(h - height) < high for a, b, h in (*dots, *named))
 

@@ -13,7 +13,7 @@ from precaudit.diagnosis.evidence.records import Finding, Remedy, Shares
 from precaudit.reports.findings import first_of
 from precaudit.reports.mesh import cost_text
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits, error_share, ratio, rough, short
+from precaudit.schema.digits import count_text, digits, error_share, ratio, rough, short
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import point_text, spans
@@ -102,13 +102,13 @@ def _programs(checks: Sequence[Neutrality]) -> str:
 def _closure_text(c: Closure, verbose: bool) -> str:
     """Return what is left of one format, with excess precision and without."""
     if not verbose:
-        return f"{short(c.on[1])} u of {c.format}"
-    on = f"{c.format}: {short(c.on[0])} u (median), at most {short(c.on[1])} u"
+        return f"{digits(c.on[1])} u of {c.format}"
+    on = f"{c.format}: {digits(c.on[0])} u (median), at most {digits(c.on[1])} u"
     if c.off is None:
         return on
     return (
         f"{on}, where {c.kept} of {c.operations} operations kept intermediate values unrounded "
-        f"(taken as rounded: {short(c.off[0])} u, at most {short(c.off[1])} u)"
+        f"(taken as rounded: {digits(c.off[0])} u, at most {digits(c.off[1])} u)"
     )
 
 
@@ -141,16 +141,16 @@ def remedy_text(r: Remedy, verbose: bool = True) -> str:
     """Return what a change buys and costs."""
     if not verbose:
         return (
-            f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), flips "
-            f"{r.flips[0]} to {r.flips[1]} of {r.positions}; × {ratio(r.time)} prefill, × "
-            f"{ratio(r.decode_time)} decode, × {ratio(r.memory)} memory"
+            f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), top-1 "
+            f"flips {r.flips[0]} to {r.flips[1]} at {count_text(r.positions, 'position')} of prefill; prefill takes "
+            f"{ratio(r.time)} × the time, decode {ratio(r.decode_time)} ×, {ratio(r.memory)} × the memory"
         )
     local = "" if r.local is None else f", own error of {r.point} {short(r.local[0])} to {short(r.local[1])}"
     return (
         f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), margin error "
-        f"{short(r.margin[0])} to {short(r.margin[1])}{local}, top-1 flips {r.flips[0]} to {r.flips[1]} of "
-        f"{r.positions}; prefill takes {ratio(r.time)} × the time, a decode step {ratio(r.decode_time)} ×, "
-        f"{ratio(r.memory)} × the memory; in JAX: {r.code}"
+        f"{short(r.margin[0])} to {short(r.margin[1])}{local}, top-1 flips {r.flips[0]} to {r.flips[1]} at "
+        f"{count_text(r.positions, 'position')} of prefill; prefill takes {ratio(r.time)} × the time, a decode "
+        f"step {ratio(r.decode_time)} ×, {ratio(r.memory)} × the memory; in JAX: {r.code}"
     )
 
 
@@ -186,11 +186,11 @@ def details(f: Finding) -> list[str]:
         lines.append(f"fails: {f.fails}")
     if len(f.layers) > 1:
         lines.append(f"also in layers {spans(f.layers[1:])}")
-    size = "" if f.rel_l2 is None else f"; relative error of the worst {short(f.rel_l2)}"
+    size = "" if f.rel_l2 is None else f"; relative error of the worst {digits(f.rel_l2)}"
     lines.append(f"{f.records} records, {len(f.prompts)} prompt{'s' if len(f.prompts) > 1 else ''}{size}")
     if f.worst is not None:
         lines.append(
-            f"worst element {list(f.worst.index)}: {short(f.worst.candidate)}, FP64 {short(f.worst.reference)}"
+            f"worst element {list(f.worst.index)}: {digits(f.worst.candidate)}, FP64 {digits(f.worst.reference)}"
         )
     if f.positions:
         lines.append(f"by position: {f.positions}")

@@ -9,7 +9,7 @@ from typing import Any
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
-from precaudit.reports.cells import Cell, first_map, map_cells, program_order, story, weight
+from precaudit.reports.cells import Cell, first_cell, first_map, map_cells, program_order, story, weight
 from precaudit.reports.diagnosis import findings_section, shares_text
 from precaudit.reports.escaping import escape_html, script
 from precaudit.reports.findings import Causes, causes_at, causes_by_place, first_of
@@ -214,13 +214,13 @@ def _of_points(every: Sequence[Cell]) -> list[Cell]:
 
 
 def _stories(found: Gathered, shown: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
-    """Return the stories of all cells, and which of each map is told first: the worst."""
+    """Return the stories of all cells, and which of each map is told first: the first that fails, else the worst."""
     causes = causes_by_place(found.judgement, found.findings or ())
     stories: dict[str, Any] = {}
     first: dict[str, int] = {}
     for kind, its in shown.items():
         if its:
-            first[kind] = its.index(max(its, key=weight))
+            first[kind] = first_cell(its)
             told = [(c, story(c, found.sources)) for c in its]
             stories[kind] = [[c.mark, lines[0], *_causes(found, causes, c), *lines[1:]] for c, lines in told]
     return {"stories": stories, "first": first}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
 
+from precaudit.judging.baselines import Drift
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.schema.digits import beside, digits, ratio, share_words
@@ -98,8 +99,17 @@ def verdict_message(v: Verdict) -> str:
     if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
         text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"
     return (
-        text + (f" {v.text}" if v.text and v.metric != "nonfinite" else "") + (f" (budget: {v.why})" if v.why else "")
+        text
+        + (f"{_before_words(v)} {v.text}" if v.text and v.metric != "nonfinite" else "")
+        + (f" (budget: {v.why})" if v.why else "")
     )
+
+
+def _before_words(v: Verdict) -> str:
+    """Return what parts a verdict's own words from its numbers, or from its place."""
+    if v.worst is not None or (v.value is not None and v.limit is not None):
+        return ";"
+    return ":" if v.kind else ""
 
 
 def place_text_of(v: Verdict) -> str:
@@ -134,5 +144,9 @@ def tally(j: Judgement) -> str:
 def drift_lines(j: Judgement) -> list[str]:
     """Return the largest growth against the baseline, and against the first of its chain."""
     grown = [d for d in j.drift if d.now > 1.0 or d.first > 1.0][:3]
-    times = ((d.what, ratio(d.now), ratio(d.first)) for d in grown)
-    return [f"drift: {what} {now} × the baseline's, {first} × the first baseline's" for what, now, first in times]
+    return [f"drift: {d.what} {ratio(d.now)} × the baseline's{_since_first(d)}" for d in grown]
+
+
+def _since_first(d: Drift) -> str:
+    """Return the growth since the first of several baselines; nothing where that is the same."""
+    return "" if d.first == d.now else f", {ratio(d.first)} × the first baseline's"

@@ -11,6 +11,7 @@ from precaudit.models.configs import FAMILIES, DecoderConfig
 from precaudit.models.configs.gguf import ARCHITECTURES
 from precaudit.reports.report import Report, Section
 from precaudit.schema.coverage import predicted_bytes
+from precaudit.schema.digits import count_text
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
 from precaudit.schema.policies import load_policy
 from precaudit.schema.records.runs import Requested
@@ -67,7 +68,8 @@ def _describe(opened: Checkpoint) -> dict[str, str]:
     return {
         "model": f"{opened.name} at {opened.path}",
         "family": c.family,
-        "size": f"{c.parameters / 1e6:,.1f} M parameters in {len(opened.hashes.paths)} files of {size / 1e6:,.1f} MB",
+        "size": f"{c.parameters / 1e6:,.1f} M parameters in "
+        f"{count_text(len(opened.hashes.paths), 'file')} of {size / 1e6:,.1f} MB",
         "shape": f"{c.layers} layers, width {c.width}, {c.heads} heads over {c.kv_heads} key/value heads of "
         f"{c.head_dim}, MLP {c.mlp_width}, vocabulary {c.vocab}, context {c.context}",
         "formats": held,

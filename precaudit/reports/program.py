@@ -222,7 +222,7 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         yield (
             f"Formula: compared with {what} at {len(points)} points; in FP64 the program differs: first at "
             f"{first.point}{'' if first.layer is None else f', step {first.layer}'} "
-            f"({first.reference.rpartition(':')[2]}), by {short(first.rel_l2)}; {other} of {known} places differ. "
+            f"({first.reference.rpartition(':')[2]}), by {digits(first.rel_l2)}; {other} of {known} places differ. "
             "Next: precaudit diagnose"
         )
 

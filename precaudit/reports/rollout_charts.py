@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing, powers, style
+from precaudit.reports.charts import LIGHT, TICK, Palette, altair_of, data_of, drawing, powers, style
 from precaudit.reports.escaping import terminal_line
 
 MOST = 6  # lines of a chart, as many as a palette has series
@@ -78,7 +78,7 @@ def drift_chart(apart: Mapping[str, Array], palette: Palette = LIGHT) -> Any:
 
 def _axis(rows: list[dict[str, Any]], name: str, form: str) -> Any:
     """Return a logarithmic axis with a mark at every power of ten."""
-    return altair_of().Axis(format=form, values=powers([r[name] for r in rows]))
+    return altair_of().Axis(format=form, labelExpr=TICK, values=powers([r[name] for r in rows]))
 
 
 def _first_lines(apart: Mapping[str, Array]) -> list[tuple[str, Array]]:

@@ -216,7 +216,7 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     more = f"; {later} inherit from a point that is" if later else ""
     return (
         f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "
-        f"error {short(e.rel_l2)}{explained}{values}.{tail}"
+        f"error {digits(e.rel_l2)}{explained}{values}.{tail}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.reports.charts import (
     LIGHT,
+    POWERS,
     Palette,
     altair_of,
     data_of,
@@ -58,7 +59,8 @@ class SweepRow(Record, frozen=True, omit_defaults=False):
 KEY = (
     "ms: a prompt token and a sampled one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
     "excess: the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
-    "k3_kl: sampled tokens against the policy's own prefill; front: nothing that passes is both nearer and faster",
+    "k3_kl: sampled tokens against the policy's own prefill",
+    "front: nothing that passes is both nearer FP64 of the stored weights and faster",
 )
 
 WIDTH = 640  # pixels of the picture
@@ -66,7 +68,10 @@ FRONT = "Orange: no policy that passes is both nearer and faster. A mark without
 
 
 def front(rows: Sequence[SweepRow]) -> list[str]:
-    """Return the Pareto front of policies that pass: none has both less KL from FP64 and less time a drawn token."""
+    """Return the Pareto front of policies that pass: none has both less KL from FP64 and less time a drawn token.
+
+    KL is from FP64 of the weights as they are stored, of a policy with integers, too.
+    """
     known = [(r.policy, *_costs(r)) for r in rows if r.why is None and r.errors is not None]
     sound = [k for k in known if k[1] == k[1] and k[2] == k[2]]
     return [name for name, kl, ms in sound if not any(a <= kl and b <= ms and (a, b) != (kl, ms) for _, a, b in sound)]
@@ -77,7 +82,12 @@ def _costs(row: SweepRow) -> tuple[float, float]:
     assert row.errors is not None
     if not row.errors.verdict.startswith("✓"):
         return float("nan"), float("nan")
-    return value(row.errors.kl), value(row.decode_ms)
+    return _price(row.errors), value(row.decode_ms)
+
+
+def _price(errors: PolicyRow) -> float:
+    """Return KL from FP64 of the weights as they are stored: integer ones are a model of their own."""
+    return value(errors.kl if errors.stored_kl is None else errors.stored_kl)
 
 
 def sweep_report(rows: Sequence[SweepRow], tpu: str | None = None) -> Report:
@@ -174,22 +184,27 @@ def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
     data: list[dict[str, Any]] = [
         {
             "policy": _plainly(r.policy),
-            "kl": value(r.errors.kl),
+            "kl": kl,
             "ms": value(r.decode_ms),
             "front": r.front,
-            "log": log10(value(r.errors.kl)),
+            "log": log10(kl),
         }
         for r in rows
-        if r.errors is not None and r.why is None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
+        if r.errors is not None and r.why is None and (kl := _price(r.errors)) > 0 and isfinite(value(r.decode_ms))
     ]
     marks = powers([x["kl"] for x in data])
     base = alt.Chart(data_of(named_apart(data, "policy", "ms", "log"))).encode(
-        alt.X("ms:Q", title="milliseconds a sampled token", scale=alt.Scale(zero=False, padding=30)),
+        alt.X(
+            "ms:Q",
+            title="milliseconds a sampled token",
+            scale=alt.Scale(zero=False, padding=30),
+            axis=alt.Axis(tickCount=6),
+        ),
         alt.Y(
             "kl:Q",
-            title="largest KL from FP64, nats",
+            title="largest KL from FP64 of the stored weights, nats",
             scale=alt.Scale(type="log"),
-            axis=alt.Axis(format=".0e", values=marks),
+            axis=alt.Axis(**POWERS, values=marks),
         ),
         tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],
     )

@@ -35,6 +35,7 @@ def test_the_table_is_of_options_of_the_command():
         ("program --rerun --map x", "--rerun runs the command of program again; leave out --map"),
         ("program --model x --config y", "--model says what it is compared with; leave out --config"),
         ("model --family x --rerun", "model is no run of a program; leave out --family, --rerun"),
+        ("mine.py:p", "mine.py:p: no run here (no run.json); make one with: precaudit trace mine.py:p -o runs/a"),
         ("gone --policy bf16", "gone: no run here (no run.json); make one with: precaudit trace SUBJECT -o gone"),
     ],
 )

@@ -58,6 +58,8 @@ def test_a_stated_limit_fails_it_and_one_that_it_keeps_does_not(folder, capsys):
     for kind, limit in (("state", 1.0), ("forward", -1.0), ("forward", float("nan")), ("forward", "0.1")):
         with pytest.raises(UserError, match=f"limit {kind}="):
             gate(run, at_most={kind: limit})
+    with pytest.raises(UserError, match="'froward' is no kind of relative error; did you mean 'forward'"):
+        gate(run, at_most={"froward": 1.0})
     for text in ("forward", "forward=much", "=1"):
         assert command(["gate", str(run), "--limit", text]) == 2
 

@@ -693,9 +693,11 @@ def test_advance_that_changes_shapes_is_said(tmp_path):
 def test_names_that_name_no_program(tmp_path):
     (tmp_path / "mine.py").write_text("from precaudit import Program\nother = 3\n")
     (tmp_path / "broken.py").write_text("x = 1\nraise ValueError('no')\n")
+    (tmp_path / "has.py").write_text("from precaudit import Program\nother = 3\nright = Program(abs, 1, {'a': (1,)})\n")
     for name, message in (
         ("mine.py:program", "has no 'program': it holds no Program"),
-        ("mine.py:other", "is no precaudit.Program but int"),
+        ("mine.py:other", r"is no precaudit.Program but int; write one: program = precaudit.Program\(call=other, "),
+        ("has.py:other", r"is no precaudit.Program but int; in that file are: .*has.py:right"),
         ("none.py:program", "no such file"), ("broken.py:program", r"ValueError: no \(.*broken.py:2\)"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):

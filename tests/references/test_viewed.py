@@ -175,7 +175,7 @@ def test_a_map_that_is_not_there_is_told_before_anything_is_written(tmp_path):
 def test_a_policy_by_its_name_is_that_policy():
     program = prefill_call(subject("fp32-highest"), {"a": IDS})
     assert replace(program, policy="fp32-highest").policy == load_policy("fp32-highest")
-    with pytest.raises(UserError, match="unknown policy 'bf61'"):
+    with pytest.raises(UserError, match=r"unknown policy 'bf61': no \.toml file of that name; did you mean 'bf16'\?$"):
         replace(program, policy="bf61")
 
 

@@ -227,11 +227,14 @@ def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
     assert first_map({**maps, "forward": [], "local": [absent]}) == "formula"
     page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula])))
     assert page.data["first"]["formula"] == 0
+    before = msgspec.structs.replace(formula, layer=2, rel_l2=0.003)  # smaller, and where the fault begins
+    page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula, before])))
+    assert "layer 2" in str(page.data["stories"]["formula"][page.data["first"]["formula"]][1])
     assert {"local", "forward", "formula"} <= set(page.data["charts"])
     orders = [page.data["charts"][kind]["layer"][0]["encoding"]["y"]["sort"] for kind in ("local", "formula")]
     assert orders[0] == orders[1]
     chosen = page.data["charts"]["formula"]["params"][0]["value"]
-    assert chosen == [{"cell": 0}]
+    assert chosen == [{"cell": page.data["first"]["formula"]}]
 
 
 def sections_of(text):
@@ -263,6 +266,12 @@ def test_no_box_of_a_page_cuts_its_last_row():
     assert not re.search(r"max-height: (?!none)|(?<!overflow-)(?<!-)overflow: (auto|scroll)", style)
 
 
+def test_axes_of_powers_write_numbers_as_everywhere_and_wide_tables_keep_their_last_column():
+    """No 1e+1 and 0e+0; the verdict of a sweep, its sixteenth column, is in view at 1,400 pixels."""
+    assert charts.POWERS["labelExpr"] == "replace(replace(datum.label, 'e+', 'e'), 'e0', '')"
+    assert "table:has(th:nth-child(13))" in template_file("report.css")
+
+
 def test_names_of_marks_do_not_overlap():
     rng = np.random.default_rng(3)
     for n in (0, 1, 2, 14, 60):
@@ -274,6 +283,9 @@ def test_names_of_marks_do_not_overlap():
             continue
         xs, ys = ([r[k] for r in rows] for k in "xy")
         wide, high = charts.LABEL * (max(xs) - min(xs)), charts.LINE * (max(ys) - min(ys))
+        ends = [(r["x"] - bool(r["left"]) * wide, r["x"] + bool(r["right"]) * wide) for r in found]
+        room = charts.EDGE * (max(xs) - min(xs))
+        assert n == 1 or all(min(xs) - room <= a and b <= max(xs) + room for a, b in ends)  # none is cut
         boxes = [(r["x"] - (wide if r["left"] else 0), r["y"]) for r in found if r["left"] or r["right"]]
         assert boxes
         assert not any(

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from precaudit.checks.rollouts import drawn
 from precaudit.cli import run
@@ -29,6 +30,13 @@ def test_the_front_is_what_nothing_beats_in_both():
         row("not timed", 1e-12, None), row("twin of fast", 1e-2, 1.0), row("cannot run", 1e-12, 0.1, why="refused"),
     ]  # fmt: skip
     assert front(rows) == ["slow and exact", "between", "fast", "twin of fast"]
+
+
+def test_integer_weights_are_on_the_front_by_their_distance_from_the_stored_ones():
+    integers = row("int4", 1e-9, 5.0)
+    integers = replace(integers, errors=replace(integers.errors, stored_kl=1e-2))
+    assert front([row("bf16", 1e-4, 4.0), integers]) == ["bf16"]
+    assert front([row("bf16", 1e-4, 6.0), integers]) == ["bf16", "int4"]
 
 
 def test_the_shipped_policies_are_swept_where_none_is_named():

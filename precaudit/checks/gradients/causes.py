@@ -96,7 +96,7 @@ def find_cause(c: GradientCase, f: ArrayFinding, mistakes: Mistakes) -> Cause:
         return _not_finite(c, f, i, mistakes)
     if (at := range_lost(c, f)) is not None:
         line, operation = at
-        return Cause(f"range {at}", lambda: f"{operation} at {short_line(line)} leaves its format's range: {LOST_SO}")
+        return Cause(f"range {at}", lambda: f"{operation} at {short_line(line)} exceeds its format's range: {LOST_SO}")
     narrow = formula.narrow()
     if formula.places:
         return _inside(c, f, i, mistakes)

@@ -17,7 +17,7 @@ from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened
-from precaudit.schema.program_names import require_name
+from precaudit.schema.program_names import program_names, require_name
 from precaudit.schema.toml import read_toml
 from precaudit.writing import write_whole
 
@@ -35,8 +35,16 @@ def load_program(reference: str) -> Program:
     """Import what a reference names and return its Program; raises UserError with the user's line where it fails."""
     found = _import(reference, "program", lambda x: isinstance(x, Program))
     if not isinstance(found, Program):
-        raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
+        raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}{_how_to_name(reference)}")
     return found
+
+
+def _how_to_name(reference: str) -> str:
+    """Return which programs the file has; else how one is written."""
+    where, _, name = reference.rpartition(":")
+    if known := program_names(Path(where)):
+        return f"; in that file are: {', '.join(f'{where}:{n}' for n in known)}"
+    return f"; write one: program = precaudit.Program(call={name}, params=..., cases={{...}})"
 
 
 def rename_points(program: Program, path: Path) -> Program:

@@ -106,7 +106,7 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
     if not path.is_file() and runs_of_lengths(folder):
         raise UserError(NO_TENSORS.format(folder=folder))
     if not path.is_file():
-        raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
+        raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit {_tracing(folder)}")
     record = read_manifest(path)
     if record.finished is None and not partial:
         lost = missing_shards(folder, record.processes)
@@ -162,3 +162,9 @@ def _lines(path: Path, kind: Any, run: RunRecord) -> Filed[Any]:
     if run.finished is not None and file_hash(path) != run.hashes.get(path.name):
         raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
     return Filed(path, kind, tail=run.finished is not None)
+
+
+def _tracing(folder: Path) -> str:
+    """Return how to record a run where none is: of what was named in its place, where that can run."""
+    runs = ":" in folder.name or (folder / "config.json").is_file() or str(folder) in ("tiny", "smollm2")
+    return f"trace {folder} -o runs/a" if runs and "://" not in str(folder) else f"trace SUBJECT -o {folder}"

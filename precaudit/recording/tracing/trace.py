@@ -26,6 +26,7 @@ from precaudit.recording.tracing.session import Batch, Session, run_batches
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.recording.tracing.writer import Background
 from precaudit.schema.coverage import points_with_sums, predicted_bytes
+from precaudit.schema.digits import count_text
 from precaudit.schema.graphs.decoder import hidden, present, support
 from precaudit.schema.policies import keeps_unrounded
 from precaudit.schema.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
@@ -329,12 +330,10 @@ def _other_runs_prompts(
 
 
 def _announcement(work: TraceWork, size: int) -> str:
-    subject, tokens = work.subject, sum(len(p.tokens) for p in work.prompts)
-    return (
-        f"{subject.checkpoint.name} ({subject.config.layers} layers, "
-        f"{subject.config.parameters / 1e6:.1f} M parameters), policy {subject.policy.name}, {subject.platform}: "
-        f"{len(work.prompts)} prompts, {tokens} tokens; writes about {size / 1e6:,.1f} MB"
-    )
+    s, c, prompts = work.subject, work.subject.config, count_text(len(work.prompts), "prompt")
+    model = f"{s.checkpoint.name} ({c.layers} layers, {c.parameters / 1e6:.1f} M parameters), policy {s.policy.name}"
+    tokens = count_text(sum(len(p.tokens) for p in work.prompts), "token")
+    return f"{model}, {s.platform}: {prompts}, {tokens}; writes about {size / 1e6:,.1f} MB"
 
 
 def weight_warnings(subject: Subject, hosts: Hosts = ALONE) -> list[str]:

@@ -243,7 +243,7 @@ def load_policy(name: str) -> Policy:
     elif len(several := [part.strip() for part in name.split(",") if part.strip()]) > 1:
         raise UserError(f"{name!r} names {len(several)} policies, and one is wanted here")
     else:
-        raise UserError(f"unknown policy {name!r}{nearest(name, shipped_policies())}; or give the path of a .toml file")
+        raise UserError(f"unknown policy {name!r}: no .toml file of that name{nearest(name, shipped_policies())}")
     table = toml_table(text, f"policy {name}")
     try:
         return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)

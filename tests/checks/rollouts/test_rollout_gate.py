@@ -94,10 +94,7 @@ def test_twice_as_large_is_the_limit(tmp_path, frozen):
         at = f"policy a, {a} / {b}"
         assert limits[at, "k3_kl"] == pytest.approx((k3(0.0201), 4 * k3(0.01)), rel=1e-9)
         assert limits[at, "abs_diff_p99"] == pytest.approx((0.0201, 0.02), rel=1e-9)
-    assert (
-        "drift: policy a, engine / policy: k3_kl 4.04 × the baseline's, 4.04 × the first baseline's"
-        in gate_report(found, "r.jsonl").lines
-    )
+    assert "drift: policy a, engine / policy: k3_kl 4.04 × the baseline's" in gate_report(found, "r.jsonl").lines
 
 
 def test_a_ratchet_may_be_the_usual_one(tmp_path, frozen):
