@@ -146,5 +146,4 @@ def _rounding_notes(r: EngineRounding | None) -> Iterator[str]:
 def cell(r: RolloutRecord, name: str) -> str:
     """Return a metric of a record as tables have it."""
     given = getattr(r.mismatch, name)
-    digits = 6 if name in NEAR_ONE else 4
-    return "undefined" if given is None else f"{value(given):.{digits}g}"
+    return "undefined" if given is None else digits(given, 6 if name in NEAR_ONE else 4)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -178,3 +179,8 @@ def test_the_command_writes_pages_of_rollouts_made_elsewhere(tmp_path, capsys):
     assert re.search("### precaudit rollout: `tiny`\n\n✗ engine against policy: k3", out.read_text())
     assert run([*call, "--html", str(tmp_path)]) == 2
     assert "directory" in capsys.readouterr().err
+
+
+def test_small_numbers_of_a_rollout_are_written_as_everywhere():
+    record = SimpleNamespace(mismatch=SimpleNamespace(k3_kl=7.5554e-5, ppl_ratio=1.0037872, kl=None))
+    assert [cell(record, name) for name in ("k3_kl", "ppl_ratio", "kl")] == ["7.555e-5", "1.00379", "undefined"]
