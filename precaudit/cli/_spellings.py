@@ -38,11 +38,14 @@ ELSEWHERE = {
     "--checkpoint": ("--model",),
     "--md": ("--markdown",),
     "--platform": ("--device",),
+    "--text": ("--prompts",),
+    "--prompt": ("--prompts",),
 }
 HOW = {
     "--policy": "--policy NAME, such as bf16, fp32, bf16-fp32-scores",
     "--set": "--set KEY=VALUE, such as kv_cache=float16",
     "--mesh": "--mesh model=N",
+    "--prompts": '--prompts FILE, with lines such as {"id": "a", "prompt": "a text"}',
 }
 
 

@@ -53,3 +53,9 @@ def test_what_diagnose_and_trace_cannot_use_is_named(capfd):
     ):
         assert run(words.split()) == 2
         assert capfd.readouterr().err == f"precaudit: {told}\n"
+
+
+def test_a_prompt_or_text_given_to_rollout_is_told_of_its_file(capfd):
+    for option in ("--text", "--prompt"):
+        assert run(["rollout", "tiny", option, "def main("]) == 2
+        assert f"No such option '{option}'; here it is --prompts FILE, with lines such as" in capfd.readouterr().err
