@@ -39,7 +39,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
 from precaudit.interpreters.jaxpr.on_devices import product_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
-from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation, narrows, widens
+from precaudit.interpreters.jaxpr.realisations import SHARED, STATISTICS, Realisation, narrows, widens
 from precaudit.interpreters.jaxpr.rounding import (
     EXACT,
     TO_BFLOAT16,
@@ -100,6 +100,8 @@ class Emulator(Planted):
         elides = self.how.unrounded in ("converted", "computed") and read != []
         if elides and widens(equation):
             inputs = [self.before[read[0]]]
+        if self.how.unrounded == "statistics" and name in STATISTICS and read and len({*equation.invars}) == 1:
+            inputs = [self.before[read[0]]] * len(inputs)
         if self.how.contracted:
             inputs = self.algebra.contracted(equation, inputs, self.before, lambda v: self.readers[v] == 1)
         cut_out = name in SLICES and self.own[0]
@@ -110,6 +112,8 @@ class Emulator(Planted):
             self.keep(out[0], equation.outvars[0].aval.dtype)
         if self.how.unrounded == "computed" and narrows(equation):
             self.before.pop(equation.outvars[0], None)
+        if self.how.unrounded == "statistics" and read and widens(equation):
+            self.before[equation.outvars[0]] = self.before[read[0]]
         return out
 
     def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:

@@ -14,8 +14,9 @@ from precaudit.schema.records.devices import SplitSum, Way
 
 # Functions that JAX lowers in float32: what they read is converted, so that a compiler may not have rounded it
 IN_SINGLE = ("erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh", "bessel_i0e", "bessel_i1e")
+STATISTICS = ("square", "integer_pow", "mul", "reduce_sum")  # where one value is all that they read
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
-Unrounded = Literal["none", "converted", "computed", "unshared", "all", "single"]
+Unrounded = Literal["none", "converted", "computed", "statistics", "unshared", "all", "single"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,10 @@ class Realisation:
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
     wider format (a compiler removes such pairs), of these only those that are not conversions themselves (XLA:CPU
-    keeps a pair that the program writes out), those that fewer than SHARED equations read (what more read, such as
-    a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
+    keeps a pair that the program writes out), none but where a square or a sum reads them (a TPU computes a norm's
+    statistics in a fusion of their own, from what is not rounded yet, and its values from what is stored), those that
+    fewer than SHARED equations read (what more read, such as a residual stream, a compiler stores), or all, always but
+    for formats of 8 bits, which are meant; "single": all are
     rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic,
     cubes and 1 − x² of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded,
     as XLA makes them. ``seed``: 0 rounds to nearest, others round on grids moved by a factor of each equation, with

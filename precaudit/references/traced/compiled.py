@@ -28,6 +28,7 @@ from precaudit.references.traced.remade import (
     NARROW_PRODUCTS,
     TERMS,
     TWICE,
+    UNROUNDED_STATISTICS,
     UNSHARED,
     Redrawn,
     Remade,
@@ -80,7 +81,11 @@ def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> 
         ways = {name: units.making(how) for name, how in ways.items()}
     elif units is not None:
         tried = (*FIRST, INSIDE, UNSHARED)
-        ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
+        own: dict[Name, Realisation] = {
+            UNSHARED: Realisation("unshared"),
+            UNROUNDED_STATISTICS: Realisation("statistics"),
+        }
+        ways = {name: units.making(how) for name, how in {**ways, **own}.items()}
         if units.vector:
             ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
     draws = tuple(replace(how, sums="shuffled") for how in DRAWS) if gpu else DRAWS  # as its threads come

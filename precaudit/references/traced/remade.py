@@ -61,6 +61,7 @@ IN_ORDER, FUSED = ("products term after term",), Realisation("converted", sums="
 BY_CONVERSIONS = "inputs as a wider format reads them"
 # Its arithmetic is float32 inside fusions, and what they hand on is stored
 UNSHARED = ("results that few read",)
+UNROUNDED_STATISTICS = ("statistics of unrounded results",)
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),

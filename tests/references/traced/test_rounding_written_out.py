@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import precaudit
-from precaudit.interpreters.jaxpr.realisations import converts_twice
+from precaudit.interpreters.jaxpr.emulator import Emulator
+from precaudit.interpreters.jaxpr.realisations import Realisation, converts_twice
 
 
 def rounded(x):
@@ -37,6 +39,30 @@ def operands():
 def test_it_passes(program, operands):
     assert converts_twice(jax.make_jaxpr(program)(*operands).jaxpr)
     precaudit.assert_explained(program, *operands)
+
+
+def test_a_norm_s_statistics_may_be_of_what_is_not_rounded(operands):
+    """As a TPU has them: in a fusion of their own, beside values from what is stored."""
+
+    def norm_of_sum(x, y):
+        return norm(x + y)
+
+    x = operands[1]
+    y = x[::-1] * jnp.bfloat16(0.3)
+    jaxpr = jax.make_jaxpr(norm_of_sum)(x, y)
+    wide = np.asarray(x, np.float64) + np.asarray(y, np.float64)
+    rounded_sum = wide.astype(x.dtype).astype(np.float64)
+
+    def expected(statistics):
+        scale = 1 / np.sqrt(np.mean(statistics**2, -1, keepdims=True) + 1e-5)
+        return (rounded_sum * scale).astype(x.dtype).astype(np.float64)
+
+    with jax.enable_x64(True):
+        (made,) = Emulator({}, (), Realisation("statistics")).run(jaxpr.jaxpr, jaxpr.consts, (x, y))
+        (usual,) = Emulator({}, (), Realisation()).run(jaxpr.jaxpr, jaxpr.consts, (x, y))
+    assert (np.asarray(made) == expected(wide)).all()
+    assert (np.asarray(usual) == expected(rounded_sum)).all()
+    assert (np.asarray(made) != np.asarray(usual)).any()
 
 
 def test_one_conversion_is_not_two():
