@@ -244,6 +244,8 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
     with path.open("rb") as f:
         first = f.readline(1 << 16)
+    if first.startswith(b'{"schema":'):
+        raise UserError(f"{path} is a baseline, and no error records: gate RUN --baseline {path}")
     if b'"kind":"product"' in first and b'"shape":' not in first:
         again = "write it again: precaudit probe -o FILE"
         raise UserError(f"{path}: an earlier version of precaudit probe wrote it; {again}")

@@ -499,6 +499,11 @@ def test_drift_is_told_largest_first(honest, frozen):
     assert (first.now, first.what) == (pytest.approx(3), text)
 
 
+def test_a_baseline_is_no_file_of_records(frozen):
+    with pytest.raises(UserError, match=r"is a baseline, and no error records: gate RUN --baseline"):
+        gate(frozen)
+
+
 @pytest.mark.parametrize("at", [0.001, 0.5, 0.8, 0.999])
 def test_an_altered_baseline_is_refused(frozen, at):
     data = bytearray(frozen.read_bytes())
