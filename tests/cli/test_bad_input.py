@@ -172,7 +172,7 @@ OPTIONS = [
     (["--phases", "prefil"], ["unknown phase", "'prefil'", "did you mean 'prefill'"]),
     (["--policy", "bf61"], ["unknown policy", "'bf61'", "did you mean 'bf16'"]),
     (["--points", "sttn_out"], ["unknown point", "'sttn_out'", "did you mean 'attn_out'"]),
-    (["--policy", "nope"], ["unknown policy 'nope'; known: bf16, "]),
+    (["--policy", "nope"], ["unknown policy 'nope': no .toml file of that name; known: bf16, "]),
     (["--set", "score=float32"], ["unknown policy key", "'score'", "did you mean 'scores'"]),
     (["--set", "scores=float33"], ["unknown number format", "'float33'", "did you mean 'float32'"]),
     (["--set", "scores"], ["--set", "'scores'", "KEY=VALUE"]),

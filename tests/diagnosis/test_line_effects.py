@@ -294,7 +294,7 @@ def test_a_jump_is_told_before_what_grows_more():
         for name, each in sizes.items() for i, x in enumerate(each)
     ]  # fmt: skip
     assert [line.partition(" ")[0] for line in growth_sentences(errors)] == ["jumps", "steady"]
-    assert "with a jump at step 2 (× 4.0)" in growth_sentences(errors)[0]
+    assert "with a jump at step 2 (× 4)" in growth_sentences(errors)[0]
 
 
 @pytest.mark.parametrize(("gain", "error", "told"), [(0.15, 0.1, False), (0.15, 0.05, True), (0.05, 0.001, False)])

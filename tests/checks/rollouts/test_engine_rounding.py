@@ -244,7 +244,7 @@ def test_the_command_names_it_and_so_does_gate(tmp_path, engine, drawn, capsys):
     assert "change: write with each token the log-probability of that token" in done.output
     assert "differences of opposite signs cancel in kl" in done.output
     assert command(["gate", str(tmp_path / "out.jsonl")]) == 1
-    assert "fail: engine / fp64 [rounding] the engine differs" in capsys.readouterr().out
+    assert "✗ engine / fp64: the engine differs" in capsys.readouterr().out
     for more, told in (
         (["--engine-policy", "bf16", "--no-fp64"], "judges the engine against FP64"),
         (["--engine-policy", "nope"], "unknown policy 'nope'"),
