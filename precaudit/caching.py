@@ -45,6 +45,7 @@ TRACES = (
     "recording/runs",
     "recording/tracing",
     "schema/coverage.py",
+    "schema/digits.py",
     "schema/emulations.py",
     "schema/meshes.py",
     "schema/metrics",
@@ -60,7 +61,6 @@ COMPARES = (
     "recording/opening.py",
     "recording/programs",
     "references",
-    "schema/digits.py",
     "schema/limits",
     "schema/predictions.py",
 )
