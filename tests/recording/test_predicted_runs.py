@@ -294,6 +294,7 @@ def test_a_batch_s_own_program_tells(tmp_path):
 
 
 @needs_libtpu
+@pytest.mark.slow  # 10 s
 def test_logits_whose_norm_may_be_fused_need_the_last_layer(tmp_path):
     """The chip's compiler hands the last norm's values on unrounded: what made them has to be there, or none tells."""
     subject, given = load("tiny", "bf16", device="tpu-predicted:v5e"), [Prompt(id="a", prompt="def f(x):")]

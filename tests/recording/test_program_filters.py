@@ -50,6 +50,7 @@ def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     assert precaudit.gate(run.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 9 s
 def test_the_last_calls_are_judged_as_in_the_whole_run(whole, tmp_path):
     """Each operation of calls 1 and 2 as there; errors of the whole begin where the run does, with its caches."""
     program, every = whole

@@ -84,7 +84,7 @@ def test_honest_kernels_of_another_algorithm_pass_on_every_input():
     assert len(found.cases) > 40
 
 
-@pytest.mark.parametrize("fault", few(FAULTS, *(FAULTS.keys() - {"an accumulator in bfloat16"})))  # 12 s
+@pytest.mark.parametrize("fault", few(FAULTS, "a gradient × 1.001", "a clip on the wrong side"))  # 7 to 12 s
 def test_a_fault_is_the_kernels(fault):
     found = check(FAULTS[fault])
     assert found.exit_code == 1

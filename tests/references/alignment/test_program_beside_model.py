@@ -107,6 +107,7 @@ def test_rows_in_several_parameters_are_held_against_the_textbook(folder, capsys
     assert "act" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # 10 s
 def test_points_of_a_map_without_tensors_are_taken(folder, capsys):
     points = (ROOT / "examples/own_decoder.toml").read_text()
     (folder / "points.toml").write_text("tokens = 0\n" + points[points.index("[points]") :])

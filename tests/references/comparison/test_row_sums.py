@@ -162,9 +162,7 @@ def as_float8(x):
 BOTH = ("resid_mid", "resid_out")
 
 
-@pytest.mark.parametrize(
-    "case", few(list(product(STREAM, BOTH)), *list(zip(STREAM, BOTH * 2, strict=False))[::2])
-)  # 14 s each
+@pytest.mark.parametrize("case", few(list(product(STREAM, BOTH)), next(zip(STREAM, BOTH, strict=False))))  # 14 s each
 def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
     fault, point = case
     taps, layers = in_stream(STREAM[fault], point)
