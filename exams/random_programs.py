@@ -7,10 +7,8 @@ is rounding or a mistake of ours, since no block has any other. Run: python -m e
 
 import argparse
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +17,8 @@ import numpy as np
 from jax import lax
 
 from exams.cut import add_part
+from exams.verdicts import judge_program
 from precaudit import Program
-from precaudit.judging.gate import gate
-from precaudit.recording.programs.tracing import trace_program
-from precaudit.references.comparison.programs import compare_program
 
 SEEDS = 560
 BATCH, TOKENS, WIDTH, HEADS, HEAD, INNER = 2, 12, 32, 4, 8, 48
@@ -305,10 +301,7 @@ def drawn(seed: int) -> Drawn:
 
 def judged(program: Program) -> Iterator[str]:
     """Yield the counts of a program's verdicts, and what is no pass."""
-    with tempfile.TemporaryDirectory() as folder:
-        opened = trace_program(program, Path(folder) / "run")
-        compare_program(opened, program)
-        found = gate(opened.folder)
+    found = judge_program(program)
     yield ", ".join(f"{n} {status}" for status, n in found.counts.items())
     yield from (f"{v.status} {v.place.text}: {v.text}" for v in found.verdicts if v.status != "pass")
 

@@ -5,17 +5,13 @@ python -m exams.styles --part today/28
 """
 
 import argparse
-import tempfile
 import time
-from pathlib import Path
 
 import jax
 
 from exams.cut import add_part
 from exams.styles import attention, formats, networks, recurrence, training
-from precaudit.judging.gate import gate
-from precaudit.recording.programs.tracing import trace_program
-from precaudit.references.comparison.programs import compare_program
+from exams.verdicts import judge_program
 
 THEMES = (attention, recurrence, networks, training, formats)
 EVERY = {f"{m.__name__.rpartition('.')[2]}: {name}": p for m in THEMES for name, p in m.PROGRAMS.items()}
@@ -31,10 +27,7 @@ def main() -> int:
     some = asked.part.of([name for name in EVERY if asked.only in name])
     for name in some:
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            opened = trace_program(EVERY[name], Path(folder) / "run")
-            compare_program(opened, EVERY[name])
-            found = gate(opened.folder)
+        found = judge_program(EVERY[name])
         counts = ", ".join(f"{n} {status}" for status, n in found.counts.items())
         wrong, verdicts = wrong + (set(found.counts) != {"pass"}), verdicts + sum(found.counts.values())
         where = "" if found.exit_code == 0 else f"; first {found.verdicts[0].place.text}"
