@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from precaudit.diagnosis.sameness import on_mesh
 from precaudit.diagnosis.sameness.marks import in_order, known, marks
 from precaudit.interpreters.jaxpr.ranks import Axes, cut_to_ranks, joined
 from tests.helpers.paths import ROOT
@@ -89,3 +91,19 @@ def test_what_is_constant_or_small_has_no_marks():
     assert len(marks(np.ones((4, 5)), 0)) == 0
     assert len(marks(np.arange(4.0), 0)) == 0
     assert len(marks(np.full((4, 5), -np.inf), 0)) == 0
+
+
+@pytest.mark.parametrize(("first", "found"), [(False, "all"), (True, "first")])
+def test_a_cause_of_all_is_looked_for_behind_one_of_a_part(first, found, monkeypatch):
+    """Thirty places on; behind a cause of all no farther than a few."""
+    places = [on_mesh.Place((((n,), "", 0),), "", (f"repair {n}",)) for n in range(40)]
+    one, other = (places[0], Named("first")), (places[30], Named("all"))
+    named = {0: on_mesh.Candidate(first, 1, *one), 30: on_mesh.Candidate(True, 9, *other)}
+    monkeypatch.setattr(on_mesh.Search, "tried", lambda _, place, __: named.get(place.keys[0][0][0]))
+    search = on_mesh.Search(None, None, {}, None, None, float("inf"))
+    assert search.best(places).repair.name == found
+
+
+class Named(NamedTuple):
+    name: str
+    rank: int = 0

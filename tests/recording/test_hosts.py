@@ -199,3 +199,20 @@ def test_a_run_goes_on_with_as_many_processes():
     one, two = (SimpleNamespace(**names, processes=x, versions={}) for x in ((), ((0, 1), (2, 3))))
     assert list(_other_conditions(one, one)) == []
     assert list(_other_conditions(one, two)) == ["processes"]
+
+
+@pytest.mark.parametrize(("code", "waits"), [(0, True), (2, False)])
+def test_the_first_stays_for_a_slow_one_where_the_run_is_whole(code, waits, monkeypatch):
+    """The other leaves after ten seconds: of a run that failed it is not waited for so long."""
+    clock, ended = [0.0], []
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+
+    class Slow(Client):
+        def key_value_dir_get(self, name):
+            return super().key_value_dir_get(name) + ["1"] * (clock[0] >= 10)
+
+    Hosts(0, 2, Slow()).leave(code)
+    assert ended == [code]
+    assert (clock[0] >= 10) == waits

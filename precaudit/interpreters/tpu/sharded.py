@@ -42,7 +42,7 @@ def mesh_of_host(jaxpr: jex.ClosedJaxpr, arguments: object) -> Mesh | None:
     if len(axes) > 1 or len(several) > 1:
         texts = dict.fromkeys(axes_text(dict(x)) for x in axes)
         what = " and ".join(texts) if len(texts) > 1 else f"{next(iter(texts))} of other devices each"
-        raise UserError(f"the program names several meshes, {what}: chips that are not here take one")
+        raise UserError(f"the program names several meshes, {what}: a prediction takes one")
     if found and not several:
         raise UserError(
             f"the program names a mesh, {axes_text(found[0].shape)}, and no devices: jax.set_mesh says which"
@@ -58,7 +58,7 @@ def _meshes(value: object) -> Iterator[Mesh | AbstractMesh]:
         yield value.mesh
     elif isinstance(value, jax.sharding.Sharding):
         if len(value.device_set) > 1:
-            raise UserError(f"{value} names no axes of a mesh: chips that are not here take jax.sharding.NamedSharding")
+            raise UserError(f"{value} names no axes of a mesh: a prediction takes jax.sharding.NamedSharding")
     elif isinstance(value, tuple | list):
         for x in value:
             yield from _meshes(x)

@@ -26,7 +26,7 @@ def chips_note(planned: Sequence[Planned], target: Target | None) -> tuple[str, 
             continue
         axes = axes_text(there.shape)
         if isinstance(target, EmulatedTarget):
-            raise UserError(f"the program lies on {axes}; tpu-emulated is of one chip, tpu-predicted of several")
+            raise UserError(f"the program lies on {axes}, and tpu-emulated has one chip; use --device tpu-predicted")
         mesh(target, there.shape)
         found[axes] = None
     return tuple(f"compiled for as many chips of {target.name} as its mesh has devices: {axes}" for axes in found)

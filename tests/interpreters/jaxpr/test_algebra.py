@@ -73,6 +73,28 @@ def test_what_is_written_otherwise_is_another_result(operands):
         assert (emulated(form, wide, Realisation()) == wanted).all()
 
 
+def test_terms_of_a_narrow_sum_may_be_fused_too(operands):
+    """Of two products the one that is added last is not rounded before."""
+    x, v = (a[:, :2] for a in operands[:2])
+    form = lambda x, v: lax.reduce(x * v, np.float16(0), lax.add, (1,))  # noqa: E731
+    made = emulated(form, (x, v), Realisation(sums="own", contracted=True))
+    p, q = (np.asarray(x, np.float64) * np.asarray(v, np.float64)).T
+    either = [(a.astype(np.float16) + b).astype(np.float16) for a, b in ((p, q), (q, p))]
+    assert any((made == x).all() for x in either)
+    assert (made != emulated(form, (x, v), Realisation(sums="own"))).any()
+
+
+@pytest.mark.parametrize("name", ["erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh"])
+def test_functions_in_float32_read_what_is_not_rounded(name):
+    """As XLA:CPU computes them of a bfloat16 product; what is rounded before gives other results."""
+    rng = np.random.default_rng(1)
+    x, v = (jnp.asarray(rng.uniform(*span, (64, 33)), jnp.bfloat16) for span in ((0.1, 0.9), (0.3, 0.99)))
+    form = lambda x, v: getattr(lax, name)(x * v)  # noqa: E731
+    wanted = np.asarray(jax.jit(form)(x, v)).astype(np.float64)
+    assert (emulated(form, (x, v), Realisation("converted")) == wanted).mean() > 0.99
+    assert (emulated(form, (x, v), Realisation()) == wanted).mean() < 0.98
+
+
 def test_a_fused_multiply_add_rounds_once(operands):
     """As processors with float16 of their own make it; others round the product, too."""
     x, v, w = operands
