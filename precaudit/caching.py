@@ -77,7 +77,6 @@ NO_NUMBERS = (
     "recording/watching/records.py",
     "schema/__init__.py",
     "schema/brief.py",
-    "schema/bytes_text.py",
     "schema/filed.py",
     "schema/frames.py",
     "schema/point_names.py",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from precaudit.numbers.bytes_text import bytes_text
+
 if TYPE_CHECKING:
     from precaudit.numbers.executors import Executor
 
@@ -27,6 +29,6 @@ def memory_lines(peaks: Mapping[str, int], memory: int | None = None) -> tuple[s
     """
     if not peaks:
         return ()
-    n, most = len(peaks), max(peaks.values()) / 1e6
-    allowed = "" if memory is None else f", of {memory / 1e6:,.0f} MB allowed"
-    return (f"Computed by {n} other process{'es' if n > 1 else ''}: at most {most:,.0f} MB of memory in one{allowed}",)
+    n, most = len(peaks), bytes_text(max(peaks.values()))
+    allowed = "" if memory is None else f", of {bytes_text(memory)} allowed"
+    return (f"Computed by {n} other process{'es' if n > 1 else ''}: at most {most} of memory in one{allowed}",)

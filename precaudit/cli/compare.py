@@ -127,13 +127,13 @@ def command(
     not there yet.
     """
     from precaudit.errors import UserError
+    from precaudit.numbers.bytes_text import bytes_of
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.opening import kind_of
     from precaudit.recording.runs.folders import NO_TENSORS
     from precaudit.recording.runs.programs import Opened
     from precaudit.recording.runs.sketched import is_sketched
     from precaudit.references.comparison.compare import CompareOptions
-    from precaudit.schema.bytes_text import bytes_of
     from precaudit.workflows.several import runs_in
 
     def check(*kinds: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.numbers.allocation import peak_memory
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.numbers.threads import alone, cores, one_blas_thread
 from precaudit.progress import Advance, silent
 
@@ -165,6 +166,6 @@ def _check_memory(jobs: int, scheduler: str | None, memory: int) -> None:
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if jobs * memory > whole:
         raise UserError(
-            f"--jobs {jobs} processes of --memory {memory / 1e6:,.0f} MB are more than the {whole / 1e6:,.0f} MB of "
-            "this machine; give fewer, or less"
+            f"--jobs {jobs} processes of --memory {bytes_text(memory)} are more than the {bytes_text(whole)} of this "
+            "machine; give fewer, or less"
         )

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from precaudit.errors import PrecauditError, UserError
 from precaudit.numbers.allocation import peak_memory
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.numbers.executors import Errand, Threads, Weighed, Work, make_piece
 from precaudit.progress import Advance, silent
 
@@ -270,8 +271,8 @@ class Call:
         """Return what is said of a piece that does not fit a process that makes nothing else."""
         what = ": ".join(filter(None, (self.what, str(getattr(piece, "text", "")))))
         return UserError(
-            f"piece {i + 1} of {self.pieces} ({what}) does not fit --memory {(self.owner.memory or 0) / 1e6:,.0f} MB, "
-            "in a process of its own; give more, with fewer --jobs"
+            f"piece {i + 1} of {self.pieces} ({what}) does not fit --memory {bytes_text(self.owner.memory or 0)}, in a "
+            "process of its own; give more, with fewer --jobs"
         )
 
     def stop(self) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from precaudit.checks.doctor.caches import SAYS, CacheFolder, Cleared
 from precaudit.checks.doctor.checkup import Checkup
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.bytes_text import bytes_text
 
 
 def checkup_report(c: Checkup) -> Report:

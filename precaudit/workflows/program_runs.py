@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError
+from precaudit.numbers.bytes_text import bytes_of
 from precaudit.numbers.executors import Executor, executor
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
-from precaudit.schema.bytes_text import bytes_of
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,

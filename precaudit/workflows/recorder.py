@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from precaudit.errors import PrecauditError, UserError
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.recording.watching.calls import Function, Kept
 from precaudit.recording.watching.records import SeenRun, WatchOrder
-from precaudit.schema.bytes_text import bytes_text
 from precaudit.writing import temporary
 
 LARGE = 256 << 20  # bytes a call, from which on it is said what one layer takes

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from precaudit.errors import CannotJudge, UserError, nearest
+from precaudit.numbers.bytes_text import parse_bytes
 from precaudit.recording.runs.folders import check_folder
 from precaudit.recording.runs.programs import MANIFEST, open_program_run
 from precaudit.recording.watching.calls import LAST, LOWERED
 from precaudit.recording.watching.records import Picking, SeenFunction, SeenRun, SeenScript, WatchedCommand, WatchOrder
-from precaudit.schema.bytes_text import parse_bytes
 from precaudit.schema.records.base import value
 from precaudit.writing import temporary
 

@@ -76,7 +76,7 @@ def test_a_piece_that_does_not_fit_the_memory_of_a_process_is_named():
     [
         (1, None, 1 << 30, "give --jobs 2 or more"),
         (2, "tcp://127.0.0.1:1", 1 << 30, "dask worker --memory-limit"),
-        (1000, None, 1 << 40, "more than the .* MB of this machine"),
+        (1000, None, 1 << 40, r"--memory 1100 GB are more than the [\d.]+ GB of this machine; give fewer, or less"),
     ],
 )
 def test_memory_that_cannot_be_had_is_told_before_anything_starts(jobs, scheduler, memory, why):

@@ -317,7 +317,7 @@ def test_a_process_that_the_script_forks_ends_as_it_would(tmp_path):
 
 def test_more_than_was_allowed_is_not_recorded(tmp_path):
     path = script(tmp_path, FAILING.format(calls=1, end=""))
-    found = watch([PYTHON, path], function="<lambda>", output=tmp_path / "run", most="50")
+    found = watch([PYTHON, path], function="<lambda>", output=tmp_path / "run", most="50B")
     assert not found.runs
     assert "--most 50 B leaves 50 B; fewer --calls, --layers or --points take less" in found.seen.notes[0]
     assert not (tmp_path / "run").exists()

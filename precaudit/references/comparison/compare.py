@@ -14,6 +14,7 @@ import numpy as np
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_source
+from precaudit.numbers.bytes_text import bytes_of
 from precaudit.numbers.executors import Executor, executor
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
@@ -39,7 +40,6 @@ from precaudit.references.comparison.shares import layer_errors, open_weights
 from precaudit.references.comparison.weight_rounding import weight_errors
 from precaudit.references.textbook.pieces import Execution
 from precaudit.references.textbook.reference import Textbook, shadow_records
-from precaudit.schema.bytes_text import bytes_of
 from precaudit.schema.coverage import config_of, expected_tensors, formula_keys
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place

@@ -18,9 +18,11 @@ def bytes_text(n: float) -> str:
 def parse_bytes(text: str, option: str) -> int:
     """Return the bytes that ``"8GB"`` or ``"500 MB"`` says; raises UserError, which names the option."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?B?)\s*", text)
-    unit = "" if found is None else found[2].removesuffix("B").replace("K", "k")
     if found is None:
         raise UserError(f"{option} {text}: a number of bytes is wanted, such as 8GB or 500MB")
+    if not found[2]:
+        raise UserError(f"{option} {text}: the unit is missing; write {found[1]}GB, {found[1]}MB or {found[1]}B")
+    unit = found[2].removesuffix("B").replace("K", "k")
     return int(float(found[1]) * (UNITS[unit + "B"] if unit else 1))
 
 
