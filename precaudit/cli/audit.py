@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from precaudit.cli._judged import Judged, judged_options
-from precaudit.cli._options import cache_option, deliver, progress_bar, references, say
+from precaudit.cli._options import SCREEN, cache_option, deliver, progress_bar, references, say
 
 if TYPE_CHECKING:
     from precaudit.workflows.audit import Audit
@@ -33,6 +33,8 @@ def command(config: Path, settings: tuple[str, ...], to: Judged, no_cache: bool)
     code = deliver_judgement(found.judgement, str(found.run), to)
     if not to.report.as_json:
         _diagnosis(found)
+        if to.report.markdown != SCREEN:
+            say(f"Run: {found.run}; report: {found.run / 'report.md'}")
     return code
 
 
