@@ -339,8 +339,12 @@ def test_a_model_without_common_cases_or_points_is_refused(ours, tmp_path):
     np.save(tmp_path / "q.npy", np.ones((3, 4, 32), np.float32))
     (tmp_path / "names.toml").write_text('case = "other"\n[points]\nq = { name = "q", layer = 0 }')
     found = import_dump(tmp_path / "q.npy", tmp_path / "run", tmp_path / "names.toml")
-    with pytest.raises(UserError, match="no cases in common: other; and p0"):
+    with pytest.raises(UserError) as refused:
         compare_runs(found.folder, ours.folder)
+    assert str(refused.value) == (
+        f"{found.folder} and {ours.folder} have no case in common: {found.folder} has other; {ours.folder} has p0. "
+        "Name them alike: id in trace --prompts FILE, case in a dump's map, or cases of a Program"
+    )
     (tmp_path / "names.toml").write_text('case = "p0"\n[points]\nq = "q"')
     found = import_dump(tmp_path / "q.npy", tmp_path / "again", tmp_path / "names.toml")
     (one,) = compare_runs(found.folder, ours.folder).errors

@@ -19,6 +19,7 @@ from precaudit.references.comparison.pairs import (
     PairPiece,
     differences,
     divide_cases,
+    no_common_text,
     pair_errors,
     side_of,
     tokens_note,
@@ -91,7 +92,8 @@ def compare_models(pair: ModelPair, held: bool, tell: Advance, by: Executor) -> 
     run, against = pair.runs
     prompts = pair.selected.prompts
     if not any(p in against.prompts for p in prompts):
-        raise UserError(f"{run.folder} and {against.folder} have no prompt in common")
+        said = no_common_text((run.folder, prompts), (against.folder, [*against.prompts]), "prompts")
+        raise UserError(f"{said}. Next: precaudit trace with --tokens-from {against.folder}, which runs the same")
     notes = differences(run.record, against.record)
 
     def errors() -> Iterator[ErrorRecord]:

@@ -22,6 +22,10 @@ from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
 PIECES = 3  # for each slot: where one is slow, or dies, others have not long to wait
+ALIKE = {
+    "cases": "Name them alike: id in trace --prompts FILE, case in a dump's map, or cases of a Program",
+    "points": "Name them alike: import --map FILE for a dump, points of a Program",
+}
 T = TypeVar("T")
 Common = Mapping[str, frozenset[str]]  # by kind: the cases, points, layers and calls that both runs have
 KINDS: dict[str, Callable[[Place], str]] = {
@@ -206,9 +210,7 @@ def common_kinds(a: CaseSides, b: CaseSides) -> tuple[Common, list[str]]:
     for name in KINDS:
         mine, others = (kinds[name] for kinds in held)
         if name in ("cases", "points") and not mine.keys() & others.keys():
-            raise UserError(
-                f"{a.folder} and {b.folder} have no {name} in common: {_names_text(mine)}; and {_names_text(others)}"
-            )
+            raise UserError(f"{no_common_text((a.folder, [*mine]), (b.folder, [*others]), name)}. {ALIKE[name]}")
         for side, names, rest in ((a, mine, others), (b, others, mine)):
             lone = ["outside layers" if n == "None" else n for n in names if n not in rest]
             notes += [f"only {side.folder} has the {name} {_names_text(lone)}"] if lone else []
@@ -216,6 +218,12 @@ def common_kinds(a: CaseSides, b: CaseSides) -> tuple[Common, list[str]]:
     if not all(both.values()):
         raise UserError(f"{a.folder} and {b.folder} have no tensor in common: {'; '.join(notes)}")
     return both, notes
+
+
+def no_common_text(a: tuple[Path, Sequence[str]], b: tuple[Path, Sequence[str]], what: str) -> str:
+    """Return that two runs share none of what they have; each is its folder and its names, ``what`` their plural."""
+    each = "; ".join(f"{folder} has {_names_text(names)}" for folder, names in (a, b))
+    return f"{a[0]} and {b[0]} have no {what.removesuffix('s')} in common: {each}"
 
 
 def case_errors(a: CaseSides, b: CaseSides, both: Common, piece: PairPiece) -> list[ErrorRecord]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.errors import UserError
 from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
 from precaudit.models.numpy_decoder.forward import Sequences, Wanted, forward
@@ -217,6 +218,19 @@ def test_two_runs_against_each_other(tmp_path):
     assert {e.kind for e in rows} == {"pair"}
     assert all(e.rel_l2 < 0.1 for e in rows)
     assert any("policies differ in" in note for note in found.notes)
+
+
+def test_two_runs_without_a_common_prompt_are_told_what_each_has(tmp_path):
+    few = Selection.parse(points="logits", phases="prefill")
+    for name, prompt in (("run", "a"), ("other", "b")):
+        trace(load("tiny", device="cpu"), tmp_path / name, [Prompt(id=prompt, tokens=(1, 2, 3))], few)
+    with pytest.raises(UserError) as refused:
+        compare(tmp_path / "run", tmp_path / "other")
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert str(refused.value) == (
+        f"{run} and {other} have no prompt in common: {run} has a; {other} has b. "
+        f"Next: precaudit trace with --tokens-from {other}, which runs the same"
+    )
 
 
 def test_frames(honest):
