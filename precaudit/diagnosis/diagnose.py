@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from precaudit.diagnosis.evidence.mesh_costs import MeshCost, mesh_costs
 from precaudit.diagnosis.evidence.program import RecordedModel
 from precaudit.diagnosis.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
 from precaudit.diagnosis.evidence.views import summary
-from precaudit.diagnosis.replayed import by_operation, finding_of, follows, merge_findings
+from precaudit.diagnosis.replayed import CAME_IN, OF_WEIGHTS, by_operation, finding_of, follows, merge_findings
 from precaudit.errors import UserError
 from precaudit.judging.pooled import METRICS, pooled_verdicts
 from precaudit.judging.rules import judge, judge_pair
@@ -37,6 +38,7 @@ from precaudit.schema.coverage import config_of
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
+from precaudit.schema.places import LAST, ORDER, point_text
 from precaudit.schema.policies import declared_policy, held_weights
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord, StateError
@@ -134,7 +136,7 @@ def diagnose(
             if not follows(found, findings):
                 findings.append(found)
             tell(i + 1, len(groups), "replaying operations")
-    findings = _with_formula(merge_findings(findings), formula)
+    findings = _with_formula([_of_weights(f, recorded, formula) for f in merge_findings(findings)], formula)
     findings = findings or list(_findings_without_place(standing, compared, record_more(recorded)))
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing))
@@ -203,6 +205,22 @@ def _model(recorded: Recorded, options: CompareOptions) -> Model:
     return Model(with_window(config_of(record.model.config), declared_policy(record)), opened.tensors.read_tensor)
 
 
+def _of_weights(f: Finding, recorded: Recorded, formula: FormulaRecord) -> Finding:
+    """Name weights that are not finite as what made a finding's inputs so, where FP64 is NaN before it, too."""
+    broken = [w for w in recorded.run.record.warnings if w.startswith("weights:")]
+    before = [d for d in formula.differs if isnan(value(d.distance)) and _depth(d) <= _depth(f)]
+    if f.cause != CAME_IN or not broken:
+        return f
+    if not before:
+        return msgspec.structs.replace(f, says=f"{f.says}; {'; '.join(broken)}")
+    says = f"{'; '.join(broken)}; FP64 of the model is NaN from {point_text(before[0])} on"
+    return msgspec.structs.replace(f, kind="semantics", cause=OF_WEIGHTS, says=says)
+
+
+def _depth(x: Finding | Differs) -> tuple[int, int]:
+    return LAST if x.layer is None else x.layer, ORDER[x.point]
+
+
 def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[Finding]:
     """Call what nothing reproduces semantics where the shadow leaves the reference; that alone is a finding of its own.
 
@@ -254,7 +272,8 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for status in ("missing", "unknown"):
         some = [v for v in verdicts if v.status == status]
         if some:
-            yield f"{len(some)} records are {status}, first {some[0].point} of layer {some[0].layer}: {some[0].text}"
+            many = "1 record is" if len(some) == 1 else f"{len(some)} records are"
+            yield f"{many} {status}, first {point_text(some[0])}: {some[0].text}"
 
 
 def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> Iterator[Finding]:

@@ -34,6 +34,8 @@ from precaudit.schema.policies import recorded_policy
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import ErrorRecord, StateError, SumError
 
+OF_WEIGHTS = "weights not finite"
+CAME_IN = "came in not finite"
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
 
 
@@ -95,14 +97,14 @@ def finding_of(
     if worst.status == "nonfinite" and broken:
         return Finding(
             kind="semantics",
-            cause="weights not finite",
+            cause=OF_WEIGHTS,
             says="; ".join(broken),
             explained=None,
             equal=None,
             second=None,
             **shared,
         )
-    if worst.status == "nonfinite" and found.announced.closes:
+    if worst.status == "nonfinite" and (found.announced.closes or found.announced.explained == 1.0):
         return _overflow(recorded, finite, shared, found)
     second = found.second
     rest: dict[str, Any] = {
@@ -144,7 +146,7 @@ def _leaves(formula: FormulaRecord, v: Verdict) -> bool:
 def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: Replay) -> Finding:
     """Say what NaN and infinities are that the announced policy reproduces: made here, or brought in."""
     kind: Any = "format" if finite else "unknown"
-    cause = "overflow" if finite else "came in not finite"
+    cause = "overflow" if finite else CAME_IN
     says = (
         "finite inputs overflow under the announced policy"
         if finite

@@ -51,7 +51,8 @@ def slices_text(x: FewSlices, axes: Sequence[str], shape: Sequence[int]) -> str:
 
 def nonfinite(e: ErrorRecord, bad: Array, axes: Sequence[str]) -> str:
     """Return that elements are NaN or infinite, the first of them, and which slices hold them: ``bad``."""
-    text = f"nonfinite: {e.point} [local] {e.nonfinite:,} elements are NaN or infinite; {_worst(e)}"
+    many = "1 element is" if e.nonfinite == 1 else f"{e.nonfinite:,} elements are"
+    text = f"nonfinite: {e.point} [local] {many} NaN or infinite; {_worst(e)}"
     found = [slices_text(x, axes, bad.shape) for x in main_slices(bad.astype(np.float64), np.ones(bad.shape))]
     return "\n".join(terminal_line(line) for line in (text, *([f"where: {', '.join(found)}"] if found else [])))
 

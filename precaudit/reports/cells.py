@@ -9,7 +9,7 @@ from math import inf, isfinite, isnan
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.reports.headline import how_bad
-from precaudit.schema.digits import apart, digits, roundoffs
+from precaudit.schema.digits import apart, count_text, digits, roundoffs
 from precaudit.schema.filed import of_kinds, without_collector
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import SAME, Check, farthest_formula, forward_checks, local_checks, sum_checks
@@ -286,7 +286,7 @@ def _slices(e: ErrorRecord) -> str:
 def _sizes(e: ErrorRecord) -> str:
     known = "" if e.rel_l2 is None else f"relative error {digits(e.rel_l2)}"
     known += "" if e.max_diff is None else f", largest difference {digits(e.max_diff)}"
-    return known + (f"; {e.nonfinite} elements are NaN or infinite" if e.nonfinite else "")
+    return known + (f"; {count_text(e.nonfinite, 'element')} NaN or infinite" if e.nonfinite else "")
 
 
 def _status_text(e: ErrorRecord) -> str:

@@ -186,8 +186,9 @@ def details(f: Finding) -> list[str]:
         lines.append(f"fails: {f.fails}")
     if len(f.layers) > 1:
         lines.append(f"also in layers {spans(f.layers[1:])}")
-    size = "" if f.rel_l2 is None else f"; relative error of the worst {digits(f.rel_l2)}"
-    lines.append(f"{f.records} records, {len(f.prompts)} prompt{'s' if len(f.prompts) > 1 else ''}{size}")
+    known = f.rel_l2 is not None and (f.worst is None or math.isfinite(value(f.worst.candidate)))
+    size = f"; relative error of the worst {digits(f.rel_l2)}" if known else ""
+    lines.append(f"{count_text(f.records, 'record')}, {count_text(len(f.prompts), 'prompt')}{size}")
     if f.worst is not None:
         lines.append(
             f"worst element {list(f.worst.index)}: {digits(f.worst.candidate)}, FP64 {digits(f.worst.reference)}"

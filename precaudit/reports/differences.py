@@ -12,7 +12,7 @@ from precaudit.judging.pooled import PairMedian, PairPool
 from precaudit.judging.verdicts import STATUSES, Status
 from precaudit.reports.cells import Cell
 from precaudit.reports.report import Headline
-from precaudit.schema.digits import digits, short
+from precaudit.schema.digits import count_text, digits, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, point_text
@@ -42,7 +42,7 @@ def difference_verdict(
     known = apart = lacking = 0
     for e in pairs:
         if e.nonfinite:
-            return Headline("✗", f"{_at(e)}: {e.nonfinite:,} elements are NaN or infinite in one of the runs.")
+            return Headline("✗", f"{_at(e)}: {count_text(e.nonfinite, 'element')} NaN or infinite in one of the runs.")
         known, apart = known + (e.numberless is None), apart + _differs(e)
         lacking += e.missing is not None or e.unknown is not None
     if not known:

@@ -107,7 +107,8 @@ def blame_text(a: Attribution | None) -> str:
     if a.name == "exact":
         return "exact"
     if a.name == "none of these":
-        return f"rounding, {roundoffs(a.left_u)} u" if a.passes else f"none of these ({roundoffs(a.left_u)} u)"
+        left = f" ({roundoffs(a.left_u)} u)" if isfinite(a.left_u) else ""
+        return f"rounding, {roundoffs(a.left_u)} u" if a.passes else f"none of these{left}"
     return a.name
 
 
@@ -116,9 +117,14 @@ def share_text(a: Attribution | None) -> str:
     if a is None:
         return "?"
     if a.name == "none of these":
-        return f"{roundoffs(a.left_u)}u"
+        return f"{roundoffs(a.left_u)}u" if isfinite(a.left_u) else "none"
     percent = 100 * a.share
     return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent >= 0.05 else "none"
+
+
+def size_text(e: ErrorRecord | None, name: str = "rel_l2") -> str:
+    """Return one of a record's sizes; ``NaN`` where elements are NaN or infinite, which no size counts."""
+    return "" if e is None else "NaN" if e.nonfinite else short(getattr(e, name))
 
 
 def row_place(e: ErrorRecord | None) -> str:
@@ -216,7 +222,8 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     more = f"; {later} inherit from a point that is" if later else ""
     return (
         f"{lost} of {rows} local errors are more than rounding{more}. First: {where} ({row_place(e)}): "
-        f"error {digits(e.rel_l2)}{explained}{values}.{tail}"
+        f"{f'{e.nonfinite:,} of {e.n:,} elements NaN or infinite' if e.nonfinite else f'error {digits(e.rel_l2)}'}"
+        f"{explained}{values}.{tail}"
     )
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING
 
 from precaudit.judging.rules import parts_beyond_rounding
 from precaudit.reports.fitting import Table
-from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
+from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, size_text, worst_lines
 from precaudit.schema.digits import digits, rough, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records.base import value
+from precaudit.schema.records.base import Number, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import AccumulationError, ErrorRecord, PairError
 
@@ -101,7 +102,9 @@ def prefill_decode_table(
     """
     rows = []
 
-    def token(i: int | None) -> str:
+    def token(i: int | None, gap: Number | None) -> str:
+        if gap is not None and isnan(value(gap)):  # its logits are NaN: none is the largest
+            return "NaN"
         return "?" if i is None else f"{i} {(names or {}).get(i, '')}".rstrip()
 
     for p in pairs:
@@ -113,9 +116,8 @@ def prefill_decode_table(
                     p.prompt,
                     views if first else f"{views} {p.step}",
                     str(p.position),
-                    token(p.prefill_top1),
-                    token(p.decode_top1),
-                    token(p.f64_top1),
+                    *(token(x, gap) for x, gap in ((p.prefill_top1, p.prefill_gap), (p.decode_top1, p.decode_gap))),
+                    token(p.f64_top1, p.f64_gap),
                     digits(p.prefill_gap),
                     digits(p.decode_gap),
                     digits(p.f64_gap),
@@ -148,7 +150,8 @@ class _Pairs:
         if e.numberless is not None:
             self.unknown += 1
             return
-        self.known, self.same, self.off = self.known + 1, self.same + (e.max_diff == 0), self.off + e.nonfinite
+        same = e.max_diff == 0 and not e.nonfinite
+        self.known, self.same, self.off = self.known + 1, self.same + same, self.off + e.nonfinite
         if self.worst is None or _size(e) > _size(self.worst):
             self.worst = e
 
@@ -166,7 +169,7 @@ def pair_by_point(errors: Sequence[ErrorRecord]) -> Table:
     rows = []
     for point, by in groups.items():
         worst = sorted((p.worst for p in by.values() if p.worst is not None), key=_size, reverse=True)
-        cells = [f"{short(e.rel_l2)}{'' if e.layer is None else f' L{e.layer}'}" for e in worst[:3]]
+        cells = [f"{size_text(e)}{'' if e.layer is None else f' L{e.layer}'}" for e in worst[:3]]
         first = worst[0]
         known, same, off = (sum(getattr(p, name) for p in by.values()) for name in ("known", "same", "off"))
         rows.append(
@@ -174,10 +177,9 @@ def pair_by_point(errors: Sequence[ErrorRecord]) -> Table:
                 point,
                 *cells,
                 *[""] * (3 - len(cells)),
-                short(first.mae),
-                short(first.max_diff),
+                *(size_text(first, name) for name in ("mae", "max_diff")),
                 f"{same} of {known}",
-                str(off or ""),
+                f"{off:,}" if off else "",
                 row_place(first),
             )
         )
@@ -195,8 +197,9 @@ def pair_table(errors: Sequence[ErrorRecord]) -> Table:
             groups.setdefault((e.layer, e.point), _Pairs()).add(e)
     rows = []
     for (layer, point), p in groups.items():
-        sizes = [short(getattr(p.worst, k)) for k in ("mae", "max_diff", "rel_l2")] if p.worst else ["", "", ""]
-        rows.append((_layer(layer), point, *sizes, str(p.off or ""), str(p.unknown or ""), row_place(p.worst)))
+        sizes = [size_text(p.worst, name) for name in ("mae", "max_diff", "rel_l2")]
+        off = f"{p.off:,}" if p.off else ""
+        rows.append((_layer(layer), point, *sizes, off, str(p.unknown or ""), row_place(p.worst)))
     columns = ("layer", "point", "mae", "max_diff", "rel_l2", "NaN or inf", "unknown", "worst")
     return Table("Candidate against reference run", columns, tuple(rows), ("point", "worst"))
 

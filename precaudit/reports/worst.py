@@ -2,11 +2,12 @@
 
 from array import array
 from collections.abc import Sequence
+from math import isfinite
 from statistics import median
 
 from precaudit.judging.rules import parts_beyond_rounding
 from precaudit.reports.fitting import Table
-from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, worst_lines
+from precaudit.reports.summary import SummaryLine, blame_text, row_place, share_text, size_text, worst_lines
 from precaudit.schema.digits import rough, roundoffs, short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
@@ -24,12 +25,11 @@ def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
     for point, found in _points(errors).items():
         local = sorted((x for x in found if x.local is not None), key=_local, reverse=True)
         forward = sorted((x for x in found if x.forward is not None), key=_forward, reverse=True)
-        cells = [_cell(short(x.local.rel_l2) if x.local else "", x.layer) for x in local[:SHOWN]]
-        others = [_cell(short(x.forward.rel_l2) if x.forward else "", x.layer) for x in forward[:SHOWN]]
+        cells = [_cell(size_text(x.local), x.layer) for x in local[:SHOWN]]
+        others = [_cell(size_text(x.forward), x.layer) for x in forward[:SHOWN]]
         least = min((x for x in found if x.blame is not None), key=_least, default=None)
-        ratio = max(
-            (value(x.forward.ratio) for x in forward if x.forward and x.forward.ratio is not None), default=None
-        )
+        known = (x.forward for x in forward if x.forward is not None and not x.forward.nonfinite)
+        ratio = max((value(e.ratio) for e in known if e.ratio is not None), default=None)
         rows.append(
             (
                 point,
@@ -89,12 +89,16 @@ def _points(errors: Sequence[ErrorRecord]) -> dict[str, list[SummaryLine]]:
     return {p: xs for p, xs in found.items() if xs}
 
 
-def _local(x: SummaryLine) -> tuple[bool, float]:
-    return (x.blame is not None and not x.blame.passes, value(x.local.rel_l2) if x.local else 0.0)
+def _local(x: SummaryLine) -> tuple[bool, bool, float]:
+    return (x.blame is not None and not x.blame.passes, *_size(x.local))
 
 
-def _forward(x: SummaryLine) -> float:
-    return value(x.forward.rel_l2) if x.forward else 0.0
+def _forward(x: SummaryLine) -> tuple[bool, float]:
+    return _size(x.forward)
+
+
+def _size(e: ErrorRecord | None) -> tuple[bool, float]:
+    return (False, 0.0) if e is None else (e.nonfinite > 0, value(e.rel_l2))
 
 
 def _least(x: SummaryLine) -> tuple[bool, float]:
@@ -123,7 +127,7 @@ def _least_explained(x: SummaryLine) -> str:
     if a.inherits is not None:
         return f"from {a.inherits}"
     if a.name == "none of these":
-        return f"{'' if a.passes else '✗ '}all but {roundoffs(a.left_u)}u"
+        return f"{'' if a.passes else '✗ '}all but {roundoffs(a.left_u)}u" if isfinite(a.left_u) else "✗ none"
     return f"{'' if a.passes else '✗ '}{share_text(a)}"
 
 
@@ -136,7 +140,7 @@ def _local_cell(x: SummaryLine) -> str:
 def _forward_cell(x: SummaryLine) -> str:
     if x.forward is None:
         return "unknown" if x.unknown else ""
-    return short(x.forward.rel_l2)
+    return size_text(x.forward)
 
 
 def explained_by(errors: Sequence[ErrorRecord]) -> str:

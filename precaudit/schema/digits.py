@@ -9,8 +9,10 @@ MOST = 99.9  # per cent: of what is not all
 
 
 def digits(x: Number | None, places: int = 3) -> str:
-    """Return a number in at most so many significant digits, 1.2e-5; nothing of what is not known."""
-    return "" if x is None else f"{value(x):.{places}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    """Return a number in at most so many significant digits, 1.2e-5, NaN by name; nothing of what is not known."""
+    if x is None or isnan(value(x)):
+        return "" if x is None else "NaN"
+    return f"{value(x):.{places}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def rough(x: float) -> str:
@@ -39,7 +41,7 @@ def beside(x: float, reference: float) -> str:
     """Return a value and its reference in three digits, and how far apart they are where those are the same."""
     shown, other = digits(x), digits(reference)
     return f"{shown}, reference {other}" + (
-        f", {digits(x - reference)} apart" if shown == other and x != reference else ""
+        f", {digits(x - reference)} apart" if shown == other != "NaN" and x != reference else ""
     )
 
 

@@ -317,7 +317,7 @@ def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, caps
     out = capsys.readouterr().out
     assert out.startswith("✗ mlp_out of layer 2, prefill and decode and rescore: weights: ")
     assert "\n1. semantics: weights not finite — mlp_out of layer 2" in out
-    assert "'model.layers.2.mlp.down_proj.weight' has 1 values that are NaN" in out
+    assert "'model.layers.2.mlp.down_proj.weight': 1 value is NaN or infinite" in out
     assert "rows are not finite" in out
     assert "not finite from layer 2 on" in out
     assert "Logits: unknown" in out
@@ -358,7 +358,8 @@ def test_nan_that_came_in_is_not_blamed_on_the_operation(tmp_path, capsys):
     record(tmp_path / "run", subject=nan_model(), select=Selection.parse(points="all", layers="3", phases="prefill"))
     assert run(["diagnose", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
-    assert "unknown: came in not finite — attn_norm of layer 3" in out
+    assert "semantics: weights not finite — attn_norm of layer 3" in out
+    assert "'model.layers.2.mlp.down_proj.weight': 1 value is NaN or infinite; FP64 of the model is NaN from " in out
     assert "rounding beyond the policy" not in out
 
 

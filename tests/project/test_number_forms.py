@@ -39,7 +39,7 @@ def test_percentages_have_at_most_three_digits():
         (0.5, 3, "0.5"),
         (-3e-10, 2, "-3e-10"),
         (123456.0, 6, "123456"),
-        ("nan", 3, "nan"),
+        ("nan", 3, "NaN"),
         (None, 3, ""),
         ("-inf", 3, "-inf"),
         (1e100, 2, "1e100"),

@@ -61,7 +61,7 @@ def tokens_swapped(c):
 
 
 FAULTS = {
-    one_nan: "nonfinite: kernel [local] 1 elements are NaN", one_infinity: "nonfinite: kernel [local] 1 elements",
+    one_nan: "nonfinite: kernel [local] 1 element is are NaN", one_infinity: "nonfinite: kernel [local] 1 element is",
     token_zeroed: "worst element [17, ", token_halved: "worst element [17, ", element_times_1000: "element [17, 3]",
     scaled_up: " gain ", scaled_down: " gain ", tokens_swapped: "worst element [1",
 }  # fmt: skip
@@ -139,7 +139,7 @@ def test_equal_infinities_agree_and_nan_never_does():
     r[1, 2] = -np.inf
     assert_close(as_format(r, "bfloat16"), r)
     r[1, 2] = np.nan
-    with pytest.raises(AssertionError, match=r"nonfinite.*worst element \[1, 2\]: nan, reference nan"):
+    with pytest.raises(AssertionError, match=r"nonfinite.*worst element \[1, 2\]: NaN, reference NaN"):
         assert_close(as_format(r, "bfloat16"), r)
 
 
@@ -243,7 +243,7 @@ def test_a_failure_names_where_nan_is():
     c = as_format(r, "bfloat16")
     c[5, 3, 7] = np.nan
     first, where = told(c, r)
-    assert first.startswith("nonfinite: kernel [local] 1 elements are NaN or infinite; worst element [5, 3, 7]: nan")
+    assert first.startswith("nonfinite: kernel [local] 1 element is NaN or infinite; worst element [5, 3, 7]: NaN")
     assert all(word in where for word in ("token 5 (axis 0", "head 3 (axis 1", "channel 7 (axis 2"))
 
 

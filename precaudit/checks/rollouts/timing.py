@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from precaudit.checks.rollouts.generation import DrawShape, Generated, Generator, Loop
@@ -158,6 +159,11 @@ def time_variants(
                 v = variants[i]
                 tell(done, total, f"sampling under {v.subject.policy.name}, {v.loop}, round {r + 1} of {how.rounds}")
                 found = made.generate(v, group)
+                if np.isnan(np.concatenate(found.logprobs)).any():
+                    raise CannotJudge(
+                        f"{v.subject.policy.name}, {v.loop}: log p of sampled tokens is NaN; look at the model first: "
+                        "precaudit trace, compare and gate"
+                    )
                 rounds[i][r].add(found)
                 before = drawn[i].setdefault(g, found)
                 if (before.tokens, before.logprobs) != (found.tokens, found.logprobs):

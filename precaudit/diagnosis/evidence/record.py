@@ -8,7 +8,7 @@ from precaudit.diagnosis.evidence.positions import describe_positions
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.replay import Replay
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import count_text, digits
 from precaudit.schema.metrics.sizes import own_index
 from precaudit.schema.records.base import json_number
 from precaudit.schema.records.errors import Worst
@@ -18,6 +18,8 @@ def broken_limit(v: Verdict) -> str:
     """Return the number that is over its limit, and of which part."""
     if not v.metric or v.value is None or v.limit is None:
         return ""
+    if v.metric == "nonfinite":
+        return f"{count_text(int(v.value), 'element')} NaN or infinite"
     index = "" if v.index is None else f" {list(v.index) if isinstance(v.index, tuple | list) else v.index}"
     return f"{v.metric} of {v.scope or 'the tensor'}{index} is {digits(v.value)}, the limit {digits(v.limit)}"
 

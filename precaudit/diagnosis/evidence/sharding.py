@@ -24,6 +24,7 @@ from precaudit.recording.tracing.subject import Subject
 from precaudit.recording.tracing.trace import TraceOptions, trace
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.references.comparison.pairs import agreeing, pair_error, side_of
+from precaudit.schema.digits import count_text
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.meshes import ONE, MeshShape, recorded_mesh
@@ -159,7 +160,7 @@ def _judged(e: ErrorRecord, was: bool, noise: dict[Size, float]) -> tuple[str, f
     """Return (status, distance, × noise, why) of a tensor against the run's; ``was``: not finite in the run, either."""
     nan = float("nan")
     if e.nonfinite and not was:
-        return BROKEN, nan, nan, f"{e.nonfinite} elements are NaN or infinite"
+        return BROKEN, nan, nan, f"{count_text(e.nonfinite, 'element')} NaN or infinite"
     if e.rel_l2 is None or e.nonfinite:
         return UNKNOWN, nan, nan, e.missing or e.unknown or "NaN or infinities in both"
     distance, size = value(e.rel_l2), noise.get((e.phase, e.layer, e.point))

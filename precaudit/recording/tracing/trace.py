@@ -344,6 +344,7 @@ def weight_warnings(subject: Subject, hosts: Hosts = ALONE) -> list[str]:
         bad = count_nonfinite(x)
         release(x)
         if bad:
-            found.append(f"weights: tensor {name!r} has {bad} values that are NaN or infinite")
+            many = "1 value is" if bad == 1 else f"{bad:,} values are"
+            found.append(f"weights: tensor {name!r}: {many} NaN or infinite")
     each = hosts.share("looking for NaN in the weights", "\n".join(found))
     return [line for said in each for line in said.splitlines()]

@@ -104,4 +104,5 @@ def notes_on(
     yield from single_rows(errors)
     bad = [e for e in errors if e.nonfinite]
     if bad:
-        yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"
+        at = bad[0].point if bad[0].layer is None else f"layer {bad[0].layer} {bad[0].point}"
+        yield f"{len(bad)} records hold NaN or infinities; first: {at}, {bad[0].kind}"

@@ -310,7 +310,10 @@ def _step(o: Operation, stored: Array, made: LocalEvaluation) -> Iterator[ErrorR
     back = exact.transpose(1, 0, 2) if o.row.over_keys else exact.reshape(stored.shape)
     d, numbers = measure_rows(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
-    shares = {name: json_number(explained_share(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
+    emulated = made.emulated
+    if np.isinf(yard.candidate).any():  # measured as 0 where the reference is, too
+        emulated = {name: np.where(np.isinf(y) & (y == yard.candidate), 0.0, y) for name, y in emulated.items()}
+    shares = {name: json_number(explained_share(d.reference + d.error, error, y)) for name, y in emulated.items()}
     found = made.residue
     for name, scope in found.scopes.items():
         numbers["scopes"].setdefault(name, {}).update(scope)

@@ -223,7 +223,10 @@ class Adder:
         if reference is None:
             where = self.whole.places[sequence].folder
             raise UserError(f"{where}: FP64 of a prompt is not there; all workers need one PRECAUDIT_CACHE")
-        error = canonical(values - reference, POINTS[point].axes)
+        difference = values - reference
+        if np.isinf(reference).any():
+            difference = np.where(values == reference, 0.0, difference)  # equal infinities are no error
+        error = canonical(difference, POINTS[point].axes)
         if POINTS[point].over_keys:
             hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
             error = np.where(hidden[:, None], 0.0, error)

@@ -86,7 +86,7 @@ class Noise:
 
         power, n = np.zeros(reference.shape), len(deviations)
         sums = np.empty((2, n, *reference.shape[:2]))
-        shown = as_kernel_input(reference)
+        shown = as_kernel_input(finite(reference))
         middle = as_kernel_input(np.broadcast_to(0.0, reference.shape) if around is None else around)
         for i, (d, weight) in enumerate(zip(deviations, weights or [1 / n] * n, strict=True)):
             pool(as_kernel_input(d), middle, shown, weight**0.5, power, sums[:, i])
