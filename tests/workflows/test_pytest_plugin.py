@@ -61,7 +61,7 @@ def tokens_swapped(c):
 
 
 FAULTS = {
-    one_nan: "nonfinite: kernel [local] 1 element is are NaN", one_infinity: "nonfinite: kernel [local] 1 element is",
+    one_nan: "nonfinite: kernel [local] 1 element is NaN", one_infinity: "nonfinite: kernel [local] 1 element is",
     token_zeroed: "worst element [17, ", token_halved: "worst element [17, ", element_times_1000: "element [17, 3]",
     scaled_up: " gain ", scaled_down: " gain ", tokens_swapped: "worst element [1",
 }  # fmt: skip
