@@ -21,6 +21,12 @@ class Table:
     left: tuple[str, ...] = ()
     keys: int = 1
 
+    @property
+    def filled(self) -> "Table":
+        """The table without the columns, keys aside, in which no row has anything."""
+        kept = [i for i in range(len(self.columns)) if i < self.keys or any(row[i] for row in self.rows)]
+        return _part(self, kept, 0) if self.rows else self
+
 
 def fit_tables(table: Table, width: int) -> list[Table]:
     """Return the table, or as many with some of its columns each as it takes; every one has the key columns.

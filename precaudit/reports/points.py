@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -65,11 +64,4 @@ def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
         every.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
     columns = ("point", "steps", "shape", "format", "bytes", "primitive", "at")
     table = fitting.Table(title, columns, tuple(every), ("point", "format", "primitive", "at"))
-    return Report(None, (Section(tables=(_without_empty(table),)),), records=points)
-
-
-def _without_empty(table: fitting.Table) -> fitting.Table:
-    """Return a table without the columns in which no row has anything: of a model no line is known."""
-    filled = [i for i in range(len(table.columns)) if not table.rows or any(row[i] for row in table.rows)]
-    columns = tuple(table.columns[i] for i in filled)
-    return replace(table, columns=columns, rows=tuple(tuple(row[i] for i in filled) for row in table.rows))
+    return Report(None, (Section(tables=(table.filled,)),), records=points)

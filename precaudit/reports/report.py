@@ -83,8 +83,8 @@ class Section:
 
     @property
     def filled_tables(self) -> list[Table]:
-        """The tables that have rows."""
-        return [t for t in self.tables if t.rows]
+        """The tables that have rows, without their empty columns."""
+        return [t.filled for t in self.tables if t.rows]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 import precaudit
 from precaudit.cli import run
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.programs.tracing import trace_program as trace_program
 from precaudit.recording.runs.hashes import file_hash
@@ -33,9 +34,10 @@ from precaudit.reports.cells import cells, first_map, map_cells, story
 from precaudit.reports.escaping import escape_html as escaped
 from precaudit.reports.escaping import plain, script
 from precaudit.reports.fitting import Table
+from precaudit.reports.gate import gate_report
 from precaudit.reports.gathered import gather_run
 from precaudit.reports.meanings import SHOWN, meaning
-from precaudit.reports.pages import as_html
+from precaudit.reports.pages import as_html, as_markdown
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.templates import template_file
 from precaudit.reports.tokens import text_of, token_ids, worst_ratios
@@ -309,6 +311,33 @@ def test_a_list_has_one_mark_and_long_tables_are_folded():
     text = as_html(Report(Headline("✓", "said."), tuple(of), command="x", title="t"))
     assert "<li>one</li><li>two</li>" in text
     assert re.findall(r"<summary>(\d+) rows", text) == ["101"]
+
+
+def columns(page):
+    """Yield the heads of each table of a page, and its rows."""
+    for table in re.findall(r"<table.*?</table>", page, re.S):
+        rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.S) for row in re.findall(r"<tr>.*?</tr>", table, re.S)]
+        yield [re.sub(r"<[^>]*>", "", x) for x in rows[0]], rows[1:]
+
+
+def test_a_gate_s_page_has_no_empty_column_and_no_empty_line():
+    """Of a model no line is known, and without budgets nobody wrote a reason."""
+    plain = Verdict(status="fail", kind="local", point="q", layer=1, prompt="a", phase="prefill", step=0,
+                    metric="excess", scope="tensor", value=3.2, limit=1.5)  # fmt: skip
+    reasoned = msgspec.structs.replace(plain, point="v", why="users see it")
+    for verdicts, names in (
+        ([plain], ["verdict", "where", "kind", "metric", "value", "limit"]),
+        ([plain, reasoned], ["verdict", "where", "kind", "metric", "value", "limit", "budget&#x27;s reason"]),
+        ([], None),
+    ):
+        status = {"fail": len(verdicts)} if verdicts else {"pass": 7}
+        report = gate_report(Judgement("run", tuple(verdicts), status), "run")
+        page = as_html(report)
+        found = list(columns(page))
+        assert [heads for heads, _ in found] == ([] if names is None else [names])
+        assert all(any(cells) for _, rows in found for cells in zip(*rows, strict=True))
+        assert not re.search(r"<(p|ul|h2|h3|section|dl)[^>]*>\s*</\1>", page)
+        assert ("budget's reason" in as_markdown(report)) == (reasoned in verdicts)
 
 
 def test_remedies_name_device_spread_and_direction(honest, tmp_path):
