@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.checks.rollouts.causes import TokenCause
 from precaudit.reports.fitting import Table
-from precaudit.schema.digits import short
+from precaudit.schema.digits import short, tenths
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 
@@ -34,7 +34,8 @@ def cause_table(found: Sequence[TokenCause]) -> Table:
     for c in found:
         change = value(c.change)
         for point, share, size in c.points[:MOST] if change else ():
-            parts = (f"{100 * value(share) / change:+.1f} %", f"{100 * value(size) / abs(change):.1f} %")
+            signed, whole = 100 * value(share) / change, 100 * value(size) / abs(change)
+            parts = (f"{'+' * (signed >= 0)}{tenths(signed)} %", f"{tenths(whole)} %")
             rows.append((c.policy, c.id, str(c.index), point, *parts))
     columns = ("policy", "sequence", "token", "operation", "share", "of sizes")
     return Table("", columns, tuple(rows), ("policy", "sequence", "operation"), 3)

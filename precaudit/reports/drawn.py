@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import digits, speed, tenths
 from precaudit.schema.records.base import value
 
 METRICS = (
@@ -75,7 +75,7 @@ def timing_table(d: Drawn) -> Table:
         (
             t.policy,
             t.loop,
-            f"{t.compile:.1f}",
+            digits(t.compile),
             _spread(t.prefill),
             _spread(t.decode_ms),
             _spread(t.decode_ratio),
@@ -108,7 +108,7 @@ def loops(found: Sequence[ProgramTiming]) -> Table:
     rows = [
         (
             t.loop,
-            "" if t.compile is None else f"{t.compile:.1f}",
+            digits(t.compile),
             _spread(t.call_ms),
             _spread(t.ratio),
             t.why or ("the first's" if t.same else "other bits"),
@@ -135,10 +135,10 @@ def loops_verdict(found: Sequence[ProgramTiming]) -> Headline:
 
 def warmup_report(found: Sequence[Warmed]) -> Report:
     """Return the report of what was compiled: a row each."""
-    rows = [(w.policy, w.what, f"{w.seconds:.1f}", str(w.compiled), str(w.read)) for w in found]
+    rows = [(w.policy, w.what, digits(w.seconds), str(w.compiled), str(w.read)) for w in found]
     table = Table("programs compiled", ("policy", "what", "s", "compiled", "read"), tuple(rows), ("policy", "what"), 2)
     seconds, compiled, read = (sum(getattr(w, name) for w in found) for name in ("seconds", "compiled", "read"))
-    ending = f"{compiled} programs compiled, {read} read from the cache, in {seconds:.1f} s"
+    ending = f"{compiled} programs compiled, {read} read from the cache, in {digits(seconds)} s"
     return Report(None, (Section(tables=(table,)),), ending=(ending,))
 
 
@@ -149,7 +149,7 @@ def answers_table(d: Drawn) -> Table:
     rows = [
         (
             a.policy,
-            *(f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in a.rates),
+            *(f"{tenths(100 * r.value)} % ({tenths(100 * r.low)} to {tenths(100 * r.high)})" for r in a.rates),
             *("{} of {}".format(*a.groups[name]) for name in groups),
             str(a.unparsed),
         )
@@ -192,7 +192,12 @@ def answer_lines(d: Drawn) -> Iterator[str]:
         yield f"{whose}, limit of {percentage_points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
-            yield f"{a.policy}: {a.unparsed} answers have no number and count as wrong"
+            many = (
+                "1 answer has no number and counts"
+                if a.unparsed == 1
+                else f"{a.unparsed} answers have no number and count"
+            )
+            yield f"{a.policy}: {many} as wrong"
 
 
 def drawing_notes(d: Drawn) -> Iterator[str]:
@@ -206,12 +211,12 @@ def drawing_notes(d: Drawn) -> Iterator[str]:
 
 
 def _host(t: Timing) -> str:
-    return "" if t.host is None else f"{100 * t.host.median:.1f} %"
+    return "" if t.host is None else f"{tenths(100 * t.host.median)} %"
 
 
 def _spread(s: Spread | None) -> str:
     """Return a median with its smallest and largest where they differ, three digits each."""
     if s is None:
         return ""
-    median, low, high = (f"{x:,.0f}" if x >= 100 else digits(x) for x in (s.median, s.low, s.high))
+    median, low, high = (speed(x) for x in (s.median, s.low, s.high))
     return median if s.low == s.high else f"{median} ({low}, {high})"

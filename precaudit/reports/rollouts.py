@@ -9,8 +9,8 @@ from precaudit.checks.rollouts.mismatch import CLIP, METRICS, SMALLER_IS_WORSE, 
 from precaudit.checks.rollouts.parity import Parity
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline
-from precaudit.schema.digits import count_text, digits
-from precaudit.schema.records.base import value
+from precaudit.schema.digits import count_text, digits, near_one
+from precaudit.schema.records.base import Number, value
 
 SEQUENCES = 5
 QUANTILES = ("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_max", "clip_fraction")
@@ -46,7 +46,7 @@ def parity_verdict(p: Parity) -> Headline:
 
 def _outcome_text(h: LimitOutcome) -> str:
     side = "below" if smaller_is_worse(h.metric) else "above"
-    return f"engine against {h.trainer}: {h.metric} is {digits(h.found)}, {side} {digits(h.limit, 6)}"
+    return f"engine against {h.trainer}: {h.metric} is {_metric_text(h.metric, h.found)}, {side} {digits(h.limit, 6)}"
 
 
 def metrics(p: Parity) -> Table:
@@ -73,8 +73,8 @@ def worst_sequences(p: Parity) -> Table:
                 cell(r, "kl"),
                 cell(r, "abs_diff_max"),
                 f"{at} (id {token})",
-                digits(ours, 8),
-                digits(theirs, 8),
+                digits(ours),
+                digits(theirs),
                 "" if first is None else str(first),
             )
         )
@@ -96,7 +96,10 @@ def quantiles(parities: Sequence[Parity]) -> Table:
 
 def limits_table(p: Parity) -> Table:
     """Return a row a limit and trainer: what was found, and the verdict."""
-    rows = [(f"engine / {h.trainer}", h.metric, digits(h.found, 4), digits(h.limit, 6), h.status) for h in p.held]
+    rows = [
+        (f"engine / {h.trainer}", h.metric, _metric_text(h.metric, h.found), digits(h.limit, 6), h.status)
+        for h in p.held
+    ]
     columns = ("sides", "metric", "value", "limit", "verdict")
     return Table(f"policy {p.policy}", columns, tuple(rows), ("sides", "metric", "verdict"))
 
@@ -146,4 +149,8 @@ def _rounding_notes(r: EngineRounding | None) -> Iterator[str]:
 def cell(r: RolloutRecord, name: str) -> str:
     """Return a metric of a record as tables have it."""
     given = getattr(r.mismatch, name)
-    return "undefined" if given is None else digits(given, 6 if name in NEAR_ONE else 4)
+    return "undefined" if given is None else _metric_text(name, given)
+
+
+def _metric_text(name: str, x: Number | None) -> str:
+    return digits(x) if x is None or name not in NEAR_ONE else near_one(x)

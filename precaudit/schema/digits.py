@@ -25,9 +25,12 @@ def ratio(x: Number) -> str:
     return f"{value(x):.2f}" if 0.1 <= abs(value(x)) < 9.995 else digits(x)
 
 
-def roundoffs(x: float) -> str:
-    """Return a multiple of the unit roundoff: to a tenth, and in three digits from a hundred on."""
+def tenths(x: float) -> str:
+    """Return a number to a tenth, and in three digits from a hundred on: 0.1, 12.3, 100."""
     return f"{x:.1f}" if abs(x) < 99.95 else digits(x)
+
+
+roundoffs = tenths  # a multiple of the unit roundoff
 
 
 def short(x: Number | None, unknown: str = "") -> str:
@@ -61,6 +64,16 @@ def apart(x: float, limit: float) -> str:
     """Return a number, and by how much it is above or below another that reads the same: ``0.1 (+2e-9)``."""
     shown, sign = digits(x), "+" if x > limit else ""
     return shown if shown != digits(limit) or x == limit else f"{shown} ({sign}{digits(x - limit)})"
+
+
+def near_one(x: Number) -> str:
+    """Return a number in three digits, and how far it is from 1 where it reads 1: ``1 (+0.00238)``."""
+    return apart(value(x), 1.0)
+
+
+def speed(x: float) -> str:
+    """Return a number in three digits, as a whole number from 100 on: ``1,200``."""
+    return f"{float(digits(x)):,.0f}" if x >= 100 else digits(x)
 
 
 def percent(x: float) -> str:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from precaudit.schema.digits import digits, percent, rough, short
+from precaudit.schema.digits import digits, near_one, percent, rough, short, speed, tenths
 from tests.helpers.paths import ROOT
 
 PYTHON_S = re.compile(r"\{[^{}]*:[<>^+]*\d*(?:\.\d+)?[eg]\}")
@@ -47,6 +47,14 @@ def test_percentages_have_at_most_three_digits():
 )
 def test_digits(x, places, text):
     assert digits(x, places) == text
+
+
+def test_what_is_near_one_says_how_far_and_speeds_are_whole():
+    assert [near_one(x) for x in (1.00238, 0.999528, 1.0, 1.05, 0.9, "nan")] == [
+        "1 (+0.00238)", "1 (-0.000472)", "1", "1.05", "0.9", "NaN"
+    ]  # fmt: skip
+    assert [speed(x) for x in (1204.0, 352.4, 12.34)] == ["1,200", "352", "12.3"]
+    assert [tenths(x) for x in (0.04, 12.34, 99.96, -100.0)] == ["0.0", "12.3", "100", "-100"]
 
 
 def test_other_forms():

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from precaudit.schema.digits import digits
+from precaudit.schema.digits import digits, tenths
 from precaudit.schema.records.base import Record
 
 LEVEL = 0.95
@@ -144,6 +144,6 @@ def answers_sentence(found: Paired, margin: float = MARGIN) -> str:
 
 
 def percentage_points(x: float) -> str:
-    """Return a share in percentage points, one digit after the point."""
-    text = f"{100 * x:.1f}".replace("-", "−")
+    """Return a share in percentage points, to a tenth."""
+    text = tenths(100 * x).replace("-", "−")
     return "0.0" if text == "−0.0" else text

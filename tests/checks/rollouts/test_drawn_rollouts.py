@@ -212,16 +212,16 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
     done = run("tiny", "--answers", path, "--no-fp64", "--policy", "bf16,fp32", "--new-tokens", 24)
     assert done.return_value == 0
     assert "undecided: the difference is 0.0 points, 95 % " in done.output
-    assert "100.0 % (20.7 to 100.0)" in done.output  # Wilson, 1 of 1: 1 / (1 + 1.96²) = 0.207
+    assert "100 % (20.7 to 100)" in done.output  # Wilson, 1 of 1: 1 / (1 + 1.96²) = 0.207
     path.write_text('{"prompt": "a", "answer": "3", "plain": true}\n')
     done = run("tiny", "--answers", path, "--no-fp64", "--new-tokens", 1)
     assert done.return_value == 3
-    assert "1 answers have no number and count as wrong" in done.output
+    assert "1 answer has no number and counts as wrong" in done.output
 
 
 @pytest.mark.parametrize(
     ("limit", "code", "mark", "words"),
-    [(-1, 0, "✓", "−100.0 points: pass"), (-0.05, 3, "?", "−5.0 points: unknown"), (1, 1, "✗", "100.0 points: fail")],
+    [(-1, 0, "✓", "−100 points: pass"), (-0.05, 3, "?", "−5.0 points: unknown"), (1, 1, "✗", "100 points: fail")],
 )
 def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark, words):
     """One question that both answer: the interval lies in (-1, 1), and has 0 inside."""
