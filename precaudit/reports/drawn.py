@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import digits, speed, tenths
+from precaudit.schema.digits import count_text, digits, speed, tenths
 from precaudit.schema.records.base import value
 
 METRICS = (
@@ -192,12 +192,7 @@ def answer_lines(d: Drawn) -> Iterator[str]:
         yield f"{whose}, limit of {percentage_points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
-            many = (
-                "1 answer has no number and counts"
-                if a.unparsed == 1
-                else f"{a.unparsed} answers have no number and count"
-            )
-            yield f"{a.policy}: {many} as wrong"
+            yield f"{a.policy}: {count_text(a.unparsed, 'answer')} without a number, counted as wrong"
 
 
 def drawing_notes(d: Drawn) -> Iterator[str]:

@@ -38,7 +38,8 @@ def parity_verdict(p: Parity) -> Headline:
     if p.rounding is not None and p.rounding.status == "fail":
         return Headline("✗", f"{engine_sentence(p.rounding)}.")
     if p.held:
-        return Headline("✓", f"all {len(p.held)} limits hold; engine against {found}.")
+        hold = "the limit holds" if len(p.held) == 1 else f"all {len(p.held)} limits hold"
+        return Headline("✓", f"{hold}; engine against {found}.")
     if p.rounding is not None and p.rounding.status == "pass":
         return Headline("✓", f"{engine_sentence(p.rounding)}; {found}.")
     return Headline("?", f"measured, not judged: engine against {found}. Give limits with --fail-above.")

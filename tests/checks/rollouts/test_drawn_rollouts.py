@@ -216,7 +216,7 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
     path.write_text('{"prompt": "a", "answer": "3", "plain": true}\n')
     done = run("tiny", "--answers", path, "--no-fp64", "--new-tokens", 1)
     assert done.return_value == 3
-    assert "1 answer has no number and counts as wrong" in done.output
+    assert "1 answer without a number, counted as wrong" in done.output
 
 
 @pytest.mark.parametrize(
