@@ -175,7 +175,8 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     if not shares:
         return None
     told = [
-        f"{name.removeprefix(SUMS)} {digits(median(ratios[name]), 2)} × its size, explains {error_share(median(its))}"
+        f"{name.removeprefix(SUMS)} {digits(median(ratios[name]), 2)} × its size, "
+        f"explains {error_share(round(median(its), 4))}"
         for name, its in sorted(shares.items())
         if name in ratios
     ]
