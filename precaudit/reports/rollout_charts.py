@@ -13,6 +13,7 @@ from precaudit.reports.escaping import terminal_line
 MOST = 6  # lines of a chart, as many as a palette has series
 STEPS = 160  # points of a line
 WIDTH = 900  # pixels of a picture; a page makes it as wide as there is room
+NARROW = 337  # pixels of the picture on a phone of 390, less the margins of a page
 BINS = 32  # of positions
 LEAST = 8  # tokens of a bin, where sequences are long enough
 
@@ -93,6 +94,15 @@ def _lines(base: Any, apart: Mapping[str, Array], palette: Palette, height: int)
     return style(base.encode(alt.Color("of:N", title=None, scale=scale)), palette, height)
 
 
-def svg(chart: Any, width: int = WIDTH) -> str:
-    """Return a chart as an SVG element, whole by itself; raises UserError without vl-convert."""
-    return str(drawing().vegalite_to_svg({**chart.to_dict(), "width": width}))
+def svg(chart: Any) -> str:
+    """Return a chart as two SVG elements, for wide windows and for phones: a page shows the one that fits.
+
+    Each is whole by itself. Raises UserError without vl-convert.
+    """
+    spec = chart.to_dict()
+    config = spec["config"] | {
+        "legend": spec["config"]["legend"] | {"columns": 1},
+        "axisX": {"labelSeparation": 6, "labelOverlap": "greedy"},
+    }
+    made = {"wide": spec | {"width": WIDTH}, "narrow": spec | {"width": NARROW, "config": config}}
+    return "".join(f'<div class="{name}">{drawing().vegalite_to_svg(x)}</div>' for name, x in made.items())

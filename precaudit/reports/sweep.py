@@ -237,9 +237,7 @@ def sweep_page(rows: Sequence[SweepRow], subject: str, tpu: str | None = None) -
     from precaudit.reports.pages import as_html
 
     def drawn() -> list[tuple[str, str]]:
-        return (
-            [("", svg(chart(rows, THEMED), WIDTH))] if any(r.errors is not None and r.why is None for r in rows) else []
-        )
+        return [("", svg(chart(rows, THEMED)))] if any(r.errors is not None and r.why is None for r in rows) else []
 
     report = sweep_report(rows, tpu)
     sections = (

@@ -39,6 +39,7 @@ from precaudit.reports.gathered import gather_run
 from precaudit.reports.meanings import SHOWN, meaning
 from precaudit.reports.pages import as_html, as_markdown
 from precaudit.reports.report import Headline, Report, Section
+from precaudit.reports.rollout_charts import distribution_chart, svg
 from precaudit.reports.templates import template_file
 from precaudit.reports.tokens import text_of, token_ids, worst_ratios
 from precaudit.schema.glossary import look_up
@@ -574,6 +575,23 @@ def test_a_browser_shows_the_page(browser, mistaken, tmp_path):
         show(browser, mistaken.file, height=1260)
         screenshot(browser, Path(wanted))
         assert Path(wanted).stat().st_size <= 300_000
+
+
+def test_a_picture_fits_a_phone(browser, tmp_path):
+    """Nothing of it is cut, and it is not scrolled sideways."""
+    chart = distribution_chart({"bf16: engine / fp64": np.array([[1e-3, 2e-3]])})
+    file = tmp_path / "page.html"
+    of = Section("a", pictures=lambda: [("", svg(chart))])
+    file.write_text(as_html(Report(Headline("✓", "said."), (of,), command="x", title="t")), encoding="utf-8")
+    for width, shown in ((390, [0, 337]), (1400, [900, 0])):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(file.as_uri())
+        widths = "[...document.querySelectorAll('.chart svg')].map((x) => Math.round(x.getBoundingClientRect().width))"
+        assert browser.execute_script(f"return {widths}") == shown
+        room = "document.querySelector('.chart').scrollWidth - document.querySelector('.chart').clientWidth"
+        assert browser.execute_script(f"return {room}") == 0
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from precaudit.reports import pages, rollout_charts
 from precaudit.reports.rollout_charts import along, beyond, distribution_chart, svg
 from precaudit.reports.rollout_report import RolloutStory, rollout_report
 from precaudit.reports.rollouts import cell
+from precaudit.reports.templates import template_file
 from tests.helpers.hostile import BAD, HOSTILE, MARKDOWN, TAGS, Page, tables
 
 DRAWING = {"svg", "g", "path", "text", "line"}
@@ -97,7 +98,7 @@ def test_the_page_is_whole_without_a_script_and_nothing_acts(told):
     page = Page(pages.as_html(rollout_report(hostile)))
     assert set(page.tags) <= TAGS | DRAWING, set(page.tags) - TAGS
     assert "script" not in page.tags
-    assert page.tags["svg"] == 2
+    assert page.tags["svg"] == 4  # two charts, each for wide windows and for phones
     assert not [k for k, _ in page.attributes if k.startswith("on")]
     policy = next(v for k, v in page.attributes if k == "content" and "default-src" in v)
     assert "script-src 'none'" in policy
@@ -114,7 +115,17 @@ def test_the_page_is_whole_without_a_script_and_nothing_acts(told):
 def test_names_in_a_picture_are_text(name):
     """vl-convert aborts the process at a null or an escape."""
     drawing = svg(distribution_chart({name: np.array([[1e-3, 2e-3]])}))
-    assert set(Page(drawing).tags) <= DRAWING
+    assert set(Page(drawing).tags) <= DRAWING | {"div"}
+
+
+def test_a_picture_is_drawn_for_wide_windows_and_for_phones():
+    """A phone of 390 pixels shows all of it, with as large letters, and each name of its own line."""
+    sizes = {"bf16: engine / fp64": np.array([[1e-3, 2e-3]]), "fp32: engine / fp64": np.array([[1e-6, 2e-6]])}
+    drawing = svg(distribution_chart(sizes))
+    assert re.findall(r'<div class="(\w+)"><svg[^>]* width="(\d+)"', drawing) == [("wide", "900"), ("narrow", "337")]
+    style = template_file("report.css")
+    assert ".still .narrow { display: none; }" in style
+    assert ".still .wide { display: none; }" in style[style.index("@media (max-width: 40rem)") :]
 
 
 # What is drawn
