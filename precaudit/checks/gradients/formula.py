@@ -16,10 +16,11 @@ from jax.typing import ArrayLike, DTypeLike
 from precaudit.checks.gradients.rules import with_own_lines
 from precaudit.interpreters.jaxpr.effort import least_effort
 from precaudit.interpreters.jaxpr.emulate import emulate_program
+from precaudit.interpreters.jaxpr.excess import Unrounded
 from precaudit.interpreters.jaxpr.jax_versions import bodies, source
 from precaudit.interpreters.jaxpr.kernel_lines import GIVEN, narrow_places, raise_kernel_equations, reading_primitives
 from precaudit.interpreters.jaxpr.multiplying import TF32
-from precaudit.interpreters.jaxpr.realisations import Realisation, Unrounded
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.rounding import EXACT
 from precaudit.interpreters.jaxpr.shadow import leaves as in_order
 from precaudit.interpreters.jaxpr.shadow import trace_jaxpr

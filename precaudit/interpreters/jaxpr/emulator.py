@@ -1,7 +1,7 @@
 """The interpreter of a program's own roundings: its planted shadow with every result rounded as a realisation says."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,16 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from precaudit.interpreters.jaxpr.algebra import Algebra
+from precaudit.interpreters.jaxpr.excess import EXCESS, Excess
 from precaudit.interpreters.jaxpr.expanded import EXPANDED, complex_product
 from precaudit.interpreters.jaxpr.inaccuracy import INACCURATE, ULPS, inaccurate, mixed_bits, unit_interval
 from precaudit.interpreters.jaxpr.jax_versions import count_readers, open_jaxpr
 from precaudit.interpreters.jaxpr.multiplying import (
     MADE_OF,
-    MATRIX,
     MOST,
     ONE_NARROW,
-    PASSES,
     ROUNDED_TERMS,
     TF32,
-    declared_passes,
     few_terms,
     in_own_format,
     is_compilers_choice,
@@ -32,6 +30,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
     of_rounded_terms,
     on_gpu,
     operand_parts,
+    product_passes,
     round_to_tf32,
     term_after_term,
     to_even,
@@ -39,7 +38,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
 from precaudit.interpreters.jaxpr.on_devices import product_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
-from precaudit.interpreters.jaxpr.realisations import SHARED, STATISTICS, Realisation, narrows, widens
+from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation
 from precaudit.interpreters.jaxpr.rounding import (
     EXACT,
     TO_BFLOAT16,
@@ -52,7 +51,16 @@ from precaudit.interpreters.jaxpr.rounding import (
 from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
-from precaudit.interpreters.jaxpr.sums import float_bits, monoid, narrow_sum, own, sum_in_single, sums_in_single
+from precaudit.interpreters.jaxpr.sums import (
+    Ordered,
+    float_bits,
+    monoid,
+    narrow_sum,
+    order_of_terms,
+    own,
+    sum_in_single,
+    sums_in_single,
+)
 from precaudit.interpreters.jaxpr.wide import up
 from precaudit.schema.records.devices import SplitSum
 
@@ -77,6 +85,7 @@ class Emulator(Planted):
         self.summed = False  # whether the last operation was a sum made in its own format
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.algebra = Algebra(how.unit)
+        self.excess: Excess = EXCESS[how.unrounded] if how.chosen is None else how.chosen
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
@@ -96,25 +105,33 @@ class Emulator(Planted):
         if self.how.apart:
             self.turns.update(dict.fromkeys((v for v in equation.invars if not hasattr(v, "val")), 1))
             inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
-        read = [v for v in equation.invars[:1] if not hasattr(v, "val") and v in self.before]
-        elides = self.how.unrounded in ("converted", "computed") and read != []
-        if elides and widens(equation):
-            inputs = [self.before[read[0]]]
-        if self.how.unrounded == "statistics" and name in STATISTICS and read and len({*equation.invars}) == 1:
-            inputs = [self.before[read[0]]] * len(inputs)
+        inputs = [self.read(equation, i, x) for i, x in enumerate(inputs)]
         if self.how.contracted:
             inputs = self.algebra.contracted(equation, inputs, self.before, lambda v: self.readers[v] == 1)
         cut_out = name in SLICES and self.own[0]
         out = super().equation(equation, inputs)
-        if elides and name == "transpose":
-            (self.before[equation.outvars[0]],) = super().equation(equation, [self.before[read[0]]])
+        self.hand_on(equation, inputs)
         if cut_out:
             self.keep(out[0], equation.outvars[0].aval.dtype)
-        if self.how.unrounded == "computed" and narrows(equation):
+        if self.excess.rounds(equation):
             self.before.pop(equation.outvars[0], None)
-        if self.how.unrounded == "statistics" and read and widens(equation):
-            self.before[equation.outvars[0]] = self.before[read[0]]
         return out
+
+    def hand_on(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> None:
+        """Note an equation's result as it is of what was not rounded yet, where this realisation has it go on."""
+        known = [None if hasattr(v, "val") else self.before.get(v) for v in equation.invars]
+        if self.excess.hands_on(equation) and any(x is not None for x in known):
+            of = [up(x) if before is None else before for x, before in zip(inputs, known, strict=True)]
+            self.before[equation.outvars[0]] = super().operation(equation, of)[0]
+
+    def read(self, equation: jex.JaxprEqn, i: int, x: Any) -> Any:
+        """Return an operand as its equation reads it: unrounded where this realisation says so."""
+        v = equation.invars[i]
+        freely = not hasattr(v, "val") and v in self.before and self.excess.reads(equation, i)
+        if freely is False:
+            return x
+        self.own[i] = False
+        return self.before[v] if freely is True else jnp.where(freely, self.before[v], x)
 
     def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:
         """Hand on what was not rounded: compilers put a call's body in its place."""
@@ -271,16 +288,8 @@ class Emulator(Planted):
         return product_in_parts(equation, inputs, split, lambda cut: product(equation, cut)[0], rounded)
 
     def passes(self, equation: jex.JaxprEqn) -> int:
-        """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
-
-        As many as its equation declares at least: a program that makes fewer is not excused by being compiled so.
-        """
-        if self.how.made is None:
-            return declared_passes(equation) if self.how.unit == "matrix" else MOST
-        way = self.how.made.get(label_of(equation))
-        if not is_compilers_choice(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
-            return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
-        return 0 if way not in PASSES else max(PASSES[way], declared_passes(equation))
+        """Return how many bfloat16 passes make a product; 0 where that is open."""
+        return product_passes(equation, self.how.made, self.how.unit == "matrix")
 
     def one_rounded(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Any:
         """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
@@ -308,14 +317,9 @@ class Emulator(Planted):
         return made
 
     @property
-    def sum_order(self) -> Callable[..., Any] | None:
-        """What puts the terms of a sum, by an axis and which of the sum's it is, into the order of this realisation."""
-        return {"reversed": _reverse_axis, "shuffled": self.shuffle}.get(self.how.sums)
-
-    def shuffle(self, x: jax.Array, axis: int, n: int) -> Any:
-        """Return an array with an axis in an order of this seed's, this equation's, and that axis'."""
-        marks = mixed_bits(jnp.arange(x.shape[axis], dtype=np.uint64), mixed_bits(self.seed, self.count + (n << 32)))
-        return jnp.take(x, jnp.argsort(marks), axis=axis)
+    def sum_order(self) -> Ordered | None:
+        """What puts the terms of a sum into the order of this realisation."""
+        return order_of_terms(self.how.sums, lambda n: mixed_bits(self.seed, self.count + (n << 32)))
 
     def solve(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Return what the solver of a ``custom_linear_solve`` makes, as its own equations round."""
@@ -343,7 +347,3 @@ class Emulator(Planted):
         """Return what is told of a tap whose branch was not taken."""
         zeros = super().none(value)
         return None if zeros is None else (zeros, zeros)
-
-
-def _reverse_axis(x: jax.Array, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffled``
-    return lax.rev(x, (axis,))

@@ -4,7 +4,7 @@ A matrix product of float32 operands may be made of narrower parts of them: bflo
 GPU's tensor cores (NVIDIA's tensor cores read 8 bits of exponent and 11 significant ones of each operand; PTX ISA).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from precaudit.interpreters.jaxpr.products import label_of
 from precaudit.interpreters.jaxpr.rounding import TO_BFLOAT16
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.wide import up
@@ -99,6 +100,20 @@ def declared_passes(equation: jex.JaxprEqn) -> int:
     """Return the passes that a product's precision asks a TPU's matrix unit for."""
     precisions = _precisions(equation.params.get("precision"))
     return MOST if "HIGHEST" in precisions else 3 if "HIGH" in precisions else 1
+
+
+def product_passes(equation: jex.JaxprEqn, made: Mapping[str, Way] | None, declared: bool) -> int:
+    """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
+
+    As many as its equation declares at least: a program that makes fewer is not excused by being compiled so. ``made``:
+    how the compiled program makes products, by label; None: as ``declared``, or in float32.
+    """
+    if made is None:
+        return declared_passes(equation) if declared else MOST
+    way = made.get(label_of(equation))
+    if not is_compilers_choice(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
+        return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
+    return 0 if way not in PASSES else max(PASSES[way], declared_passes(equation))
 
 
 def on_gpu(equation: jex.JaxprEqn, said: Way | None) -> Way | None:

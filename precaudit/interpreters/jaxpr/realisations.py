@@ -8,15 +8,11 @@ import jax.extend.core as jex
 import numpy as np
 
 from precaudit.interpreters.jaxpr.algebra import SUMS
+from precaudit.interpreters.jaxpr.excess import Excess, Unrounded, narrows, widens
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
-from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.schema.records.devices import SplitSum, Way
 
-# Functions that JAX lowers in float32: what they read is converted, so that a compiler may not have rounded it
-IN_SINGLE = ("erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh", "bessel_i0e", "bessel_i1e")
-STATISTICS = ("square", "integer_pow", "mul", "reduce_sum")  # where one value is all that they read
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
-Unrounded = Literal["none", "converted", "computed", "statistics", "unshared", "all", "single"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,7 @@ class Realisation:
     rounded to the product's format before parts are added. ``by_conversions``: narrow inputs that are given unrounded
     are read so where the program converts them to a wider format; what else reads them reads them rounded.
     ``contracted``: a product in float16 that nothing else reads is added before it is rounded (fused multiply-add).
+    ``chosen``: which reads see results unrounded, one by one, in place of what ``unrounded`` says.
     """
 
     unrounded: Unrounded = "none"
@@ -66,22 +63,7 @@ class Realisation:
     split: Mapping[str, SplitSum] | None = None
     by_conversions: bool = False
     contracted: bool = False
-
-
-def widens(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation converts floats of 16 bits to a wider format, as a function that is computed in one does."""
-    if equation.primitive.name in IN_SINGLE:
-        return float_bits(equation.invars[0].aval.dtype) == 16
-    if equation.primitive.name != "convert_element_type":
-        return False
-    return float_bits(equation.outvars[0].aval.dtype) > float_bits(equation.invars[0].aval.dtype) == 16
-
-
-def narrows(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation converts wider floats to a format of 16 bits."""
-    if equation.primitive.name != "convert_element_type":
-        return False
-    return float_bits(equation.invars[0].aval.dtype) > float_bits(equation.outvars[0].aval.dtype) == 16
+    chosen: Excess | None = None
 
 
 def converts_twice(jaxpr: jex.Jaxpr) -> bool:
@@ -102,3 +84,8 @@ def contracts(jaxpr: jex.Jaxpr) -> bool:
 def elidable(jaxpr: jex.Jaxpr) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
     return any(map(widens, walk_equations(jaxpr)))
+
+
+def rounds_all(how: Realisation) -> bool:
+    """Whether a realisation rounds every result, and is expanded as XLA does."""
+    return how.unrounded == "none" and how.expanded and not how.contracted

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from precaudit.interpreters.jaxpr.inaccuracy import mixed_bits
 from precaudit.interpreters.jaxpr.jax_versions import bind, walk_equations
 from precaudit.interpreters.jaxpr.primitives import PRODUCTS
 from precaudit.interpreters.jaxpr.rules import RULES, monoid_of
@@ -208,3 +209,19 @@ def _narrow(x: jax.Array) -> Any:
 
 def _lift_array(x: jax.Array) -> Any:
     return x.astype(wide_dtype(x.dtype))
+
+
+def order_of_terms(sums: str, mark: Callable[[int], Any]) -> Ordered | None:
+    """Return what puts the terms of a sum, by an axis and which of the sum's it is, into an order; None: as they are.
+
+    ``sums``: as a realisation has them, reversed or shuffled; ``mark``: what an order is drawn from, of the n-th axis.
+    """
+
+    def reverse(x: jax.Array, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffle``
+        return lax.rev(x, (axis,))
+
+    def shuffle(x: jax.Array, axis: int, n: int) -> Any:
+        marks = mixed_bits(jnp.arange(x.shape[axis], dtype=np.uint64), mark(n))
+        return jnp.take(x, jnp.argsort(marks), axis=axis)
+
+    return {"reversed": reverse, "shuffled": shuffle}.get(sums)

@@ -68,12 +68,16 @@ def _place_in(groups: Groups) -> Any:
 
 def _add(call: InstructionCall, _groups: Groups, parts: Any) -> Any:
     """Return the parts combined one after another, each sum rounded to the format of a part."""
-    kind = combination(call.body)
-    if kind is None:
-        raise ValueError("no rule for how this collective combines parts")
+    kind, body = combination(call.body), call.instruction.names("to_apply")[0]
+
+    def combined(x: jax.Array, y: jax.Array) -> Any:
+        if kind is not None:
+            return MONOIDS[kind](widen_floats(x), widen_floats(y)).astype(parts.dtype)
+        return jax.vmap(lambda *one: call.run(body, one))(x.reshape(-1), y.reshape(-1)).reshape(x.shape)
+
     total = parts[0]
     for part in parts[1:]:
-        total = MONOIDS[kind](widen_floats(total), widen_floats(part)).astype(parts.dtype)
+        total = combined(total, part)
     return total
 
 

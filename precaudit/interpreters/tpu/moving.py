@@ -32,6 +32,9 @@ def _reshape(x: jax.Array, dims: Sequence[int]) -> Any:
     return lax.reshape(x, dims)
 
 
+SUMMED = "all-reduce"
+
+
 def transpose(call: InstructionCall) -> Any:
     """Transpose."""
     return permute(call.inputs[0], call.ints("dimensions"))
@@ -71,18 +74,46 @@ def bitcast(call: InstructionCall) -> Any:
         return lax.slice(x, [0] * x.ndim, dims)
     line = lax.reshape(permute(x, source.layout[::-1]), (x.size,))
     slowest = call.shape.layout[::-1]
-    line = line if source.dtype == call.shape.dtype else _same_bits(line.astype(dtype_of(source)), call.dtype)
+    if dtype_of(source).itemsize != call.dtype.itemsize:
+        line = _packed_for_sum(call, line.astype(dtype_of(source)))
+    elif source.dtype != call.shape.dtype:
+        line = _same_bits(line.astype(dtype_of(source)), call.dtype)
     physical = _reshape(line, tuple(dims[i] for i in slowest))
     return permute(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
 
 
 def _same_bits(x: jax.Array, dtype: np.dtype[Any]) -> Any:
-    """Return x's bits as another format. Raises ValueError where widths differ: tiles say which bits lie together."""
-    if x.dtype.itemsize != dtype.itemsize:
-        raise ValueError(f"a bitcast from {x.dtype} to {dtype}, of another width")
+    """Return x's bits as another format of its width."""
     if bool in (x.dtype, dtype):
         return x.astype(dtype)
     return lax.bitcast_convert_type(x, dtype)
+
+
+def _packed_for_sum(call: InstructionCall, line: jax.Array) -> Any:
+    """Return elements two in a word, or such words' elements: what chips sum that have no words so narrow.
+
+    Which two are in a word is the tiles' choice; a sum over chips, element by element, does not depend on it. Raises
+    ValueError where something else reads the words, or a sum's are read as another array than it was made of.
+    """
+    known, mine = call.within.instructions, call.instruction
+    count, narrows = math.prod(call.shape.dims), call.dtype.itemsize < line.dtype.itemsize
+    before = known[mine.operands[0]]
+    others = [before] if narrows else [x for x in known.values() if mine.name in x.operands]
+    if not others or not all(x.opcode.startswith(SUMMED) for x in others):
+        raise ValueError(f"a bitcast from {line.dtype} to {call.dtype}, of another width")
+    if not narrows:
+        padding = count * (call.dtype.itemsize // line.dtype.itemsize) - line.size
+        return lax.bitcast_convert_type(jnp.pad(line, (0, padding)).reshape(count, -1), call.dtype)
+    packed = known[before.operands[0]]
+    whole = known[packed.operands[0]].type if packed.opcode == "bitcast" else None
+    if not isinstance(whole, ArrayType) or _physical(whole) != _physical(call.shape):
+        raise ValueError(f"a sum in {line.dtype} is read as another array than it was made of")
+    return lax.bitcast_convert_type(line, call.dtype).reshape(-1)[:count]
+
+
+def _physical(kind: ArrayType) -> list[int]:
+    """Return the dimensions of an array from the slowest to the fastest, without those of size 1."""
+    return [kind.dims[i] for i in kind.layout[::-1] if kind.dims[i] != 1]
 
 
 def strided_slice(call: InstructionCall) -> Any:

@@ -10,7 +10,13 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product, single_product
-from precaudit.interpreters.jaxpr.realisations import Realisation, contracts, converts_twice, elidable
+from precaudit.interpreters.jaxpr.realisations import (
+    Realisation,
+    contracts,
+    converts_twice,
+    elidable,
+    rounds_all,
+)
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
@@ -115,6 +121,7 @@ class CompiledSegments:
         self.tapped, self.how, self.accumulations = tapped, how, Accumulations(tapped, accum)
         self.honest = {name: Remade(tapped, way) for name, way in how.honest.items()}
         self.names = [name for name in how.honest if name in how.first]
+        self.strict = [n for n, way in how.honest.items() if rounds_all(way)]
         self.first = Several(tapped, [self.honest[name] for name in self.names], exact=True)
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
         self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
@@ -176,6 +183,7 @@ class CompiledSegments:
         search.more_noise(self.redrawn)
         if self.in_order is not None:
             search.in_order(self.in_order)
+        search.excess_precision([self.honest[name] for name in self.strict])
         if self.narrow_products is not None:
             search.narrow_products(self.narrow_products)
         if self.how.gpu:

@@ -10,12 +10,16 @@ from functools import partial
 
 from msgspec import structs
 
+from precaudit.numbers.arrays import widen
 from precaudit.recording.runs.programs import EQUATIONS
+from precaudit.references.traced.excess_precision import EXCESS_PRECISION, least_residual
 from precaudit.references.traced.infinities import few_infinite
 from precaudit.references.traced.judged import CLEARLY, At, JudgedCall, Segments, closes, judge_places
 from precaudit.references.traced.remade import IN_ORDER, INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
+from precaudit.schema.records.errors import LocalError
 
+MOST_POINTS = 8  # of a call, that are searched read by read
 Closing = dict[str, list[Name]]  # ways that closed a point in steps before, none of the first, the last one first
 
 
@@ -99,6 +103,25 @@ class Search:
     def in_order(self, way: Remade) -> None:
         """Try products in float32 term after term: of three draws of a sum that cancels none may be as far off."""
         self._try(lambda left: replace(self.made, honest=self.made.honest | {IN_ORDER: self.more.made_by(way, left)}))
+
+    def excess_precision(self, ways: Sequence[Remade]) -> None:
+        """Try of a few points which results their segments read unrounded; what no choice closes stays as it was."""
+        for point, layers in list(self.left().items())[:MOST_POINTS]:
+            mine = self._open({(point, layer) for layer in layers})
+            p = self.every[mine[0]][0]
+            stored = {(point, layer): widen(self.call.rows(p, layer)(self.call.taps[point])) for layer in layers}
+
+            def judged(rows: Rows, mine: Sequence[int] = mine) -> list[LocalError]:
+                made = replace(self.made, honest=self.made.honest | {EXCESS_PRECISION: rows})
+                return judge_places(self.call, [self.every[i] for i in mine], made)
+
+            for way in ways:
+                choices = self.more.choices(way, point, layers)
+                found = least_residual(choices, stored, lambda rows: all(map(closes, judged(rows))))
+                if found is not None:
+                    for i, e in zip(mine, judged(found), strict=True):
+                        self.found[i] = e
+                    break
 
     def narrow_products(self, way: Remade) -> None:
         """Note of what is left where sums of products in their own format make it; such a record still fails."""

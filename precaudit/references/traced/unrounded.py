@@ -4,6 +4,7 @@ A compiler that widens what it has just rounded hands the unrounded value on (do
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import lax
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
+from precaudit.references.traced.excess_precision import Choices, Segment
 from precaudit.references.traced.remade import (
     BY_CONVERSIONS,
     INPUTS,
@@ -191,6 +193,17 @@ class Unrounded:
         """Return what ways make of recorded values with what operands near a tie may make of it."""
         return {name: self._of(way, left, self._recorded_values(left)) for name, way in ways.items()}
 
+    def choices(self, way: Remade, point: str, layers: Sequence[int | None]) -> Choices:
+        """Return the choices of what a point's segment reads unrounded, its inputs among them."""
+        steps = self.tapped.steps_of_layers(point, layers) if not self.tapped.small else None
+        segment = Segment(self.tapped, way.how, point, steps, self._given_values(way, [point]), self.args)
+
+        def rows(values: Array) -> Rows:
+            cut = self.rows if steps is None else partial(self._row, steps=steps)
+            return {(point, layer): cut((point, layer), values) for layer in layers}
+
+        return Choices(segment, rows)
+
     def _reads(self, point: str) -> list[str]:
         return self.tapped.narrow_reads(point, self.taps, self.args)
 
@@ -220,11 +233,12 @@ class Unrounded:
         for name, x, steps in way.some(left, values, self.args):
             for layer in left[name]:
                 place = name, layer
-                found[place] = (self.rows(place, x) if steps is None else self._row(name, layer, x, steps)).copy()
+                found[place] = (self.rows(place, x) if steps is None else self._row(place, x, steps)).copy()
         return found
 
-    def _row(self, name: str, layer: int | None, x: Array, steps: Sequence[int]) -> Array:
+    def _row(self, place: Place, x: Array, steps: Sequence[int]) -> Array:
         """Return rows [rows, N] of a layer out of what was made of some steps of its outermost scan."""
+        name, layer = place
         site = self.tapped.sites[name]
         inner = prod(site.stacked[1:])
         step, rest = divmod(layer or 0, inner)

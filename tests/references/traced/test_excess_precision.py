@@ -1,0 +1,72 @@
+"""Results that some of their readers see unrounded and others rounded, which no usual way to round makes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.helpers.runs import altered
+
+from precaudit import Program
+from precaudit.judging.gate import gate
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
+from precaudit.references.traced import search
+from precaudit.references.traced.excess_precision import ELEMENTS, EXCESS_PRECISION
+from precaudit.schema.emulations import Emulation
+
+FACTORS = 1.55, 1.5
+EQUATIONS = Emulation("equations").name
+
+
+def cancelling(factors, x):
+    """Return differences times their sum over a row, for which they are made again in float32."""
+    y, z = x * factors[0], x * factors[1]
+    total = jnp.sum(y.astype(jnp.float32) - z.astype(jnp.float32), -1, keepdims=True)
+    return ((y - z).astype(jnp.float32) * total).astype(x.dtype)
+
+
+def rounded(x):
+    return x.astype(jnp.bfloat16).astype(np.float64)
+
+
+def by_hand(x, wrong=0.0):
+    """Return the same where the sum alone reads one of its operands unrounded."""
+    y, z = (x * rounded(np.float64(factor)) for factor in FACTORS)
+    total = np.sum(y - rounded(z), -1, keepdims=True) * (1 + wrong)
+    return rounded(rounded(rounded(y) - rounded(z)) * total)
+
+
+def judged(tmp_path, rows, change):
+    x = np.random.default_rng(0).standard_normal((rows, 32)).astype(jnp.bfloat16)
+    program = Program(cancelling, jnp.array(FACTORS, jnp.bfloat16), {"a": (jnp.asarray(x),)})
+    opened = trace_program(program, tmp_path / "run")
+    other = altered(opened, tmp_path / "other", "cancelling", lambda y: change(x.astype(np.float64)).astype(y.dtype))
+    errors = compare_program(other, program)
+    return next(e for e in errors if e.kind == "local"), gate(other.folder).counts
+
+
+def test_the_reads_are_found(tmp_path):
+    e, counts = judged(tmp_path, 24, lambda x: by_hand(x))
+    assert counts == {"pass": 2}
+    assert e.elided == {EQUATIONS: EXCESS_PRECISION}
+    assert e.unexplained.u == 0  # bit for bit
+
+
+def test_without_the_search_it_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "MOST_POINTS", 0)
+    e, counts = judged(tmp_path, 24, lambda x: by_hand(x))
+    assert counts == {"pass": 1, "fail": 1}
+    assert e.scopes["token"]["excess"][0] > 1.5  # its limit
+
+
+@pytest.mark.parametrize("wrong", [0.3, -0.5])  # of a sum that rounding moves by 0.06
+def test_a_fault_beside_them_fails(wrong, tmp_path):
+    e, counts = judged(tmp_path, 24, lambda x: by_hand(x, wrong))
+    assert counts["fail"] >= 1
+    assert EXCESS_PRECISION not in (e.elided or {}).values()
+
+
+def test_a_point_of_few_elements_does_not_speak_for_a_choice(tmp_path):
+    """Of one row no choice may be made: 32 elements could be made to fit."""
+    assert ELEMENTS >= 32
+    e, _ = judged(tmp_path, 1, lambda x: by_hand(x))
+    assert EXCESS_PRECISION not in (e.elided or {}).values()
