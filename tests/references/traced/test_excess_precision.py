@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.helpers.runs import altered
 
 from precaudit import Program
 from precaudit.judging.gate import gate
@@ -12,6 +11,7 @@ from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced import search
 from precaudit.references.traced.excess_precision import ELEMENTS, EXCESS_PRECISION
 from precaudit.schema.emulations import Emulation
+from tests.helpers.runs import altered
 
 FACTORS = 1.55, 1.5
 EQUATIONS = Emulation("equations").name
