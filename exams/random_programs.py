@@ -293,7 +293,7 @@ def drawn(seed: int) -> Drawn:
         error=lambda y: jnp.mean(jnp.square(y - 1).astype(jnp.float32)),
     )  # fmt: skip
     call = forward
-    if d.maybe("gradient"):
+    if d.maybe("gradient") and d.params:
         call = lambda p, x: jax.grad(lambda p: goal(forward(p, x)).astype(jnp.float32))(p)  # noqa: E731
     x = jnp.asarray(d.values.standard_normal((BATCH, TOKENS, WIDTH)), d.dtype)
     return Drawn(Program(call, d.params, {"a": (x,)}), ", ".join(d.says))
