@@ -50,7 +50,7 @@ def unit_interval(bits: ArrayLike) -> Any:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
 
 
-@partial(jax.jit, inline=True)
+@partial(jax.jit)
 def inaccurate(x: jax.Array, mark: jax.Array) -> Any:
     """Return what a device's function in float32 may give for values of its."""
     return x * (1.0 + (ULPS - 0.5) * 2.0**-23 * unit_interval(mixed_bits(lax.bitcast_convert_type(x, np.uint64), mark)))

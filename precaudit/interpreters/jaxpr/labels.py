@@ -87,10 +87,13 @@ def _module(stack: Sequence[Frame], i: int) -> str:
     Between the two there may be dispatch, by libraries or by what hands a call on.
     """
     file, line, column, _ = stack[i]
-    inside = [f for f in reversed(stack[:i]) if not hands_on(*f[:3])]
-    for each in inside:
-        if each[3] in CALLED and not JAX.search(each[0]):
-            return module_called(file, line, column, inside[0][3], LIBRARIES.search(file) is not None)
+    inside = stack[:i][::-1]
+    for each in (f for f in inside if not JAX.search(f[0])):  # JAX's own files are long, and nothing is asked of them
+        if hands_on(*each[:3]):
+            continue
+        if each[3] in CALLED:
+            runs = next(f for f in inside if not hands_on(*f[:3]))
+            return module_called(file, line, column, runs[3], LIBRARIES.search(file) is not None)
         if not LIBRARIES.search(each[0]):
             return ""
     return ""

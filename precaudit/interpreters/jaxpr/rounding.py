@@ -76,7 +76,7 @@ def round_once(x: ArrayLike, dtype: DTypeLike, factor: float = 1.0) -> Any:
     return _round_scaled(x, factor, dtype=dtype)
 
 
-@partial(jax.jit, static_argnames="dtype", inline=True)  # traced once for all equations of a shape
+@partial(jax.jit, static_argnames="dtype")  # traced once for all equations of a shape
 def _round_scaled(x: jax.Array, factor: jax.Array, dtype: DTypeLike) -> Any:
     info = jnp.finfo(dtype)
     if info.bits < 16:  # formats without infinities: the conversion knows them

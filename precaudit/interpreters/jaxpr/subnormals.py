@@ -68,7 +68,7 @@ def flush_subnormals(x: ArrayLike, dtype: DTypeLike) -> Any:
     return _flush_narrow(x)
 
 
-@partial(jax.jit, inline=True)  # traced once for all equations of a shape
+@partial(jax.jit)  # traced once for all equations of a shape
 def _flush_narrow(x: jax.Array) -> Any:
     return jnp.where(jnp.abs(x) < SMALLEST, 0.0, x)
 
