@@ -69,14 +69,23 @@ def cutter(name: str) -> Callable[[Array], Array]:
 
 
 def rescale_rounding(place: Callable[[Array], Array], factor: float) -> Callable[[Array], Array]:
-    """Return x ↦ place(x · factor) / factor, in one pass where ``place`` is a rounder that has one."""
+    """Return x ↦ place(x · factor) / factor, in one pass where ``place`` is a rounder that has one.
+
+    ``factor``: from 1 to 2; it is halved, which is the same grid, for what overflows by it alone.
+    """
     if isinstance(place, partial) and place.func is _in_one_pass:
         return partial(_in_one_pass, str(place.args[0]), factor=factor)
 
     def rescale(x: Array) -> Array:
         # What leaves FP64's range is infinite in every narrower format too, in one pass or in two.
         with np.errstate(over="ignore"):
-            return place(x * factor) / factor
+            made = np.asarray(place(x * factor) / factor)
+        over = ~np.isfinite(made) & np.isfinite(x)
+        if over.any():
+            some, half = np.asarray(x)[over], factor / 2
+            near = place(some)
+            made[over] = np.where(np.isfinite(near), place(some * half) / half, near)
+        return made
 
     return rescale
 

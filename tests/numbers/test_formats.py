@@ -1,7 +1,10 @@
 """Rounding against exact rational arithmetic and ml_dtypes; ordinals; names."""
 
+import functools
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
+from precaudit.interpreters.jaxpr.rounding import round_on_moved_grid
 from precaudit.numbers.arrays import as_format, common_dtype, identity, ordinals, rescale_rounding, rounder, widen
 from precaudit.numbers.formats import FORMATS, parse_format
 
@@ -80,7 +84,23 @@ def test_every_bfloat16_survives():
 def test_another_grid_is_the_same_rounding_of_scaled_values(x, name, factor):
     got = rescale_rounding(rounder(name), factor)(np.array([x]))[0]
     with np.errstate(over="ignore"):
+        if name == "float16" and np.isfinite(nearest_even(x, name)) and abs(x * factor) > 65504:
+            factor /= 2
         assert got == nearest_even(float(np.float64(x) * factor), name) / factor
+
+
+@pytest.mark.parametrize(("name", "most"), [("float8_e4m3fn", 448), ("float8_e5m2", 57344), ("float16", 65504)])
+@pytest.mark.parametrize("factor", [1.0, 1.2, 1.9])
+def test_the_largest_number_of_a_format_overflows_on_no_grid(name, most, factor):
+    """As of a tensor scaled to its format's range; what rounds to no number of the format does so on every grid."""
+    values = np.array([most, 0.97 * most, -0.6 * most, 0.3 * most])
+    with jax.enable_x64(True):
+        numpys = rescale_rounding(rounder(name), factor)
+        jaxs = functools.partial(round_on_moved_grid, dtype=FORMATS[name].dtype, factor=jnp.float64(factor))
+        for moved in (numpys, jaxs):
+            made = np.asarray(moved(values))
+            assert np.abs(made / values - 1).max() <= FORMATS[name].unit_roundoff
+            assert not np.isfinite(np.asarray(moved(np.array([2.0 * most])))).any()
 
 
 @pytest.mark.parametrize("name", sorted(MIN_EXPONENT))

@@ -45,6 +45,7 @@ from precaudit.interpreters.jaxpr.rounding import (
     UNMOVED,
     each_part,
     holds,
+    reduce_on_moved_grid,
     round_on_moved_grid,
     round_once,
 )
@@ -212,9 +213,9 @@ class Emulator(Planted):
             out = [EXPANDED[name](inputs[0], equation.params, once)]
         elif name == "reduce_precision":  # a rounding that no compiler leaves out
             kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
-            near = lax.reduce_precision(inputs[0], *kept)
-            other = lax.reduce_precision(inputs[0] * factor, *kept) / factor
-            out = [jnp.where(near == inputs[0], near, other) if self.drawn else near]
+            out = [
+                reduce_on_moved_grid(inputs[0], *kept, factor) if self.drawn else lax.reduce_precision(*inputs, *kept)
+            ]
         elif name in ("reduce", "reduce_window") and not monoid(equation):  # its function may read no draws
             out = Shadow(self.lift).operation(equation, inputs)
         else:

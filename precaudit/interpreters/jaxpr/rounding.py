@@ -92,7 +92,8 @@ def round_on_moved_grid(x: ArrayLike, dtype: DTypeLike, factor: float, summed: b
     """Return FP64 ``x`` as a draw rounds it: on a grid moved by ``factor``, but left alone where the format has it.
 
     No rounding error is made of what a format holds: of whole numbers, powers of two, masks. ``summed``: a sum was
-    made in float32, which has all such values: whole numbers alone are left.
+    made in float32, which has all such values: whole numbers alone are left. What overflows does so on every grid, and
+    nothing else does.
     """
     near = round_once(x, dtype)
     if isinstance(factor, float) and factor == 1.0:
@@ -100,7 +101,21 @@ def round_on_moved_grid(x: ArrayLike, dtype: DTypeLike, factor: float, summed: b
     held = near == x
     if summed:  # to 2**23 every half is a number of float32, too
         held &= (jnp.round(x) == x) & (jnp.abs(x) < 2.0**23)
-    return jnp.where(held, x, round_once(x, dtype, factor))
+    within = factor_within(x, factor, float(jnp.finfo(dtype).max))
+    return jnp.where(held | ~jnp.isfinite(near), near, round_once(x, dtype, within))
+
+
+def reduce_on_moved_grid(x: ArrayLike, exponent: int, mantissa: int, factor: ArrayLike) -> Any:
+    """Return the same where ``lax.reduce_precision`` rounds, to a format of so many bits of each."""
+    near = lax.reduce_precision(x, exponent, mantissa)
+    within = factor_within(x, factor, 2.0 ** (2 ** (exponent - 1) - 1))
+    other = lax.reduce_precision(x * within, exponent, mantissa) / within
+    return jnp.where((near == x) | ~jnp.isfinite(near), near, other)
+
+
+def factor_within(x: ArrayLike, factor: ArrayLike, largest: float) -> Any:
+    """Return a factor from 1 to 2, halved where it might bring values over the largest of a format: the same grid."""
+    return jnp.where(jnp.abs(x) > largest / 4, 0.5 * factor, factor)
 
 
 TO_BFLOAT16 = partial(round_once, dtype=jnp.bfloat16)
