@@ -90,7 +90,7 @@ def try_cell(python: str, jax: str, folder: Path) -> Cell:
     names = "import sys, jax, numpy; print(sys.version.split()[0], jax.__version__, numpy.__version__)"
     there = run_words([own, "-c", names], folder).stdout.split()
     versions = " · ".join(f"{name} {x}" for name, x in zip(("Python", "JAX", "NumPy"), there, strict=False))
-    tested = run_words([own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS])
+    tested = run_words([own, "-m", "pytest", "-p", "no:cacheprovider", *TESTS])
     tests = re.sub(r" in [\d.]+s.*", "", last_line(tested.stdout))
     if tested.returncode:
         return _failed(python, jax, tested, began, "tests", versions)
