@@ -31,7 +31,7 @@ def test_a_python_that_is_not_there_is_named(tmp_path, said):
 
 def test_a_cell_passes_where_tests_and_commands_do(tmp_path, said):
     ran, answers = said
-    answers |= {"-c import sys": (0, "3.13.0 0.12.0 2.5.5\n"), "pytest -q": (0, "...\n12 passed in 3.45s\n")}
+    answers |= {"-c import sys": (0, "3.13.0 0.12.0 2.5.5\n"), "pytest -p": (0, "...\n12 passed in 3.45s\n")}
     answers |= {"precaudit gate": (0, "✓ fine\nverdicts: 7 pass\n")}
     found = pythons.try_cell("3.13", "newest", tmp_path)
     assert (found.outcome, found.tests, found.gate) == ("passed", "12 passed", "verdicts: 7 pass")
@@ -40,7 +40,7 @@ def test_a_cell_passes_where_tests_and_commands_do(tmp_path, said):
     assert "| 3.13 | newest | Python 3.13.0" in pythons.table([found])
 
 
-@pytest.mark.parametrize(("word", "tests"), [("pip install", "no space"), ("pytest -q", "no space"), ("gate", "")])
+@pytest.mark.parametrize(("word", "tests"), [("pip install", "no space"), ("pytest -p", "no space"), ("gate", "")])
 def test_a_cell_fails_where_one_does(word, tests, tmp_path, said, capsys):
     said[1].update({word: (1, "no space\n"), "pytest": (0, "")})
     found = pythons.try_cell("3.13", "here", tmp_path)
