@@ -10,10 +10,10 @@ import time
 import jax
 
 from exams.cut import add_part
-from exams.styles import attention, formats, networks, recurrence, training
+from exams.styles import attention, formats, losses, mixers, networks, recurrence, training
 from exams.verdicts import judge_program
 
-THEMES = (attention, recurrence, networks, training, formats)
+THEMES = (attention, recurrence, mixers, networks, training, losses, formats)
 EVERY = {f"{m.__name__.rpartition('.')[2]}: {name}": p for m in THEMES for name, p in m.PROGRAMS.items()}
 
 

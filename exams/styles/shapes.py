@@ -5,14 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-DRAW = np.random.default_rng(7)
 BF = jnp.bfloat16
 T, D, H, K = 24, 64, 4, 16  # tokens, width, heads, a head's width
 
 
-def weight(*shape, scale=None, dt=BF):
-    """Return normal numbers; by default as large as keeps a product's variance."""
-    return jnp.asarray(DRAW.normal(size=shape) * (scale if scale is not None else shape[0] ** -0.5), dt)
+def seed_weights(seed):
+    """Return a generator and what makes weights of it: a theme's values do not depend on the themes before it."""
+    draw = np.random.default_rng(seed)
+
+    def weight(*shape, scale=None, dt=BF):
+        """Return normal numbers; by default as large as keeps a product's variance."""
+        return jnp.asarray(draw.normal(size=shape) * (scale if scale is not None else shape[0] ** -0.5), dt)
+
+    return draw, weight
+
+
+DRAW, weight = seed_weights(7)
 
 
 def rms_norm(x, g, eps=1e-6):
