@@ -10,10 +10,10 @@ import time
 import jax
 
 from exams.cut import add_part
-from exams.styles import attention, formats, losses, mixers, networks, recurrence, training
+from exams.styles import attention, formats, losses, mixers, networks, recurrence, serving, training, updates
 from exams.verdicts import judge_program
 
-THEMES = (attention, recurrence, mixers, networks, training, losses, formats)
+THEMES = (attention, recurrence, mixers, networks, training, losses, updates, serving, formats)
 EVERY = {f"{m.__name__.rpartition('.')[2]}: {name}": p for m in THEMES for name, p in m.PROGRAMS.items()}
 
 
