@@ -17,13 +17,17 @@ from precaudit.interpreters.jaxpr.rounding import round_once
 
 NATIVE = (np.float16, np.float32)  # formats that no conversion stands beside
 MOVES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
+FOLDED = (*MOVES, "convert_element_type", "mul", "div", "add", "sub", "neg", "sqrt", "rsqrt")  # of constants: constants
 SUMS = ("add", "sub", "add_any")
 Once = Callable[[Any], Any]  # rounds to the format of a result
 Again = Callable[[Any], Any]  # moves another array as an equation moves its operand
 
 
 class Source(NamedTuple):
-    """What made a value: an operation and its operands, in FP64; ``scaled`` and ``shifted`` end with a constant."""
+    """What made a value: an operation and its operands, in FP64; ``scaled`` and ``shifted`` end with a constant.
+
+    ``over`` is a quotient that begins with one.
+    """
 
     name: str
     inputs: tuple[Any, ...]
@@ -36,7 +40,9 @@ INVERSES: Mapping[str, Callable[..., Any]] = {
     "rsqrt": jnp.sqrt,
     "pow": lambda x, y: jnp.power(x, -y),
     "div": lambda x, y: y / x,
+    "over": lambda x, y: y / x,
 }
+QUOTIENTS = ("div", "over")
 
 
 class Algebra:
@@ -46,10 +52,19 @@ class Algebra:
         self.unit = unit
         self.sources: dict[Any, Source] = {}
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
+        self.constants: set[Any] = set()  # variables that are one number, known when the program is compiled
 
     def of(self, variable: jex.Var | jex.Literal) -> Source | None:
         """Return what made a variable, where that is known."""
         return None if hasattr(variable, "val") else self.sources.get(variable)
+
+    def constant(self, variable: jex.Var | jex.Literal) -> bool:
+        """Whether a variable is a number of the program's."""
+        return hasattr(variable, "val") or variable in self.constants
+
+    def smaller(self, variable: jex.Var | jex.Literal, out: Any) -> bool:
+        """Whether a variable has fewer elements than a result (``out``: its type), or repeats those of one that has."""
+        return variable.aval.size < out.size or variable in self.spread
 
     def note(self, equation: jex.JaxprEqn, inputs: Sequence[Any], again: Again) -> None:
         """Take note of what makes an equation's result."""
@@ -59,6 +74,9 @@ class Algebra:
         self.sources.pop(out, None)
         if name == "broadcast_in_dim":
             self.spread.add(out)
+        self.constants.discard(out)
+        if name in FOLDED and all(map(self.constant, equation.invars)):
+            self.constants.add(out)
         if name in MOVES and (source := self.of(equation.invars[0])) is not None:
             shape = np.shape(inputs[0])
             if all(np.shape(x) in ((), shape) for x in source.inputs):
@@ -68,16 +86,18 @@ class Algebra:
             self.sources[out] = found
 
     def _source(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Source | None:
-        name, constant = equation.primitive.name, [hasattr(v, "val") for v in equation.invars]
+        name, constant = equation.primitive.name, [self.constant(v) for v in equation.invars]
         if name == "div":
             if constant[1]:
                 inverse = round_once(1 / inputs[1], equation.outvars[0].aval.dtype)
                 return Source("scaled", (inputs[0], inverse))
             above, below = (self.of(v) for v in equation.invars)
-            if self.by_inverse(equation) or (below is not None and below.name in INVERSES and below.name != "div"):
+            if self.by_inverse(equation) or (
+                below is not None and below.name in INVERSES and below.name not in QUOTIENTS
+            ):
                 return Source("mul", tuple(inputs))
-            others = any(x is not None and x.name == "div" for x in (above, below))
-            return None if others else Source("div", tuple(inputs))
+            others = any(x is not None and x.name in QUOTIENTS for x in (above, below))
+            return None if others else Source("over" if constant[0] else "div", tuple(inputs))
         if name in ("mul", "add", "sub") and any(constant):
             if name == "sub":
                 return Source("shifted", (inputs[0], -inputs[1])) if constant[1] else None
@@ -90,7 +110,7 @@ class Algebra:
         out, divisor = equation.outvars[0].aval, equation.invars[1]
         if out.dtype not in NATIVE and not (out.dtype == jnp.bfloat16 and self.unit == "gpu"):
             return False
-        return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
+        return self.constant(divisor) or self.smaller(divisor, out)
 
     def made(self, equation: jex.JaxprEqn, inputs: Sequence[Any], once: Once) -> Any | None:
         """Return an operation's result before it is rounded, None where it is made as it is written."""
@@ -98,11 +118,17 @@ class Algebra:
         native = getattr(out, "dtype", None) in NATIVE
         if name == "div" and (native or self.by_inverse(equation)):
             return self._quotient(equation, inputs, once)
+        if name == "expm1" and native:
+            return _exponential_minus_one(inputs[0], once)
         of = [self.of(v) for v in equation.invars] if native else []
+        if name == "pow" and native and hasattr(equation.invars[1], "val") and equation.invars[1].val == 3:
+            return once(inputs[0] * inputs[0]) * inputs[0]
+        if name == "exp2" and native:
+            return jnp.exp(once(_scaled_by(inputs[0], of[0], jnp.log(2.0), once)))
         if not any(of):
             return None
         if name in ("mul", "square", "integer_pow"):
-            return _product(equation, inputs, [*of, *of][:2], once)
+            return self._product(equation, inputs, [*of, *of][:2], once)
         first = of[0]
         if name == "log" and first is not None:
             return _logarithm(first, once)
@@ -112,26 +138,47 @@ class Algebra:
             return _shift(equation, inputs, of, once)
         return None
 
+    def _product(
+        self, equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once
+    ) -> Any | None:
+        """Return exp(A) · exp(B) as exp(A + B), a constant after another as one with it, or with a smaller factor."""
+        if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
+            return None
+        a, b = of
+        exponentials = a is not None and b is not None and a.name == b.name == "exp"
+        if exponentials and np.shape(a.inputs[0]) == np.shape(b.inputs[0]):  # type: ignore[union-attr]
+            return jnp.exp(once(a.inputs[0] + b.inputs[0]))  # type: ignore[union-attr]
+        if equation.primitive.name != "mul":
+            return None
+        for source, i in zip(of, (1, 0), strict=True):
+            v, x = equation.invars[i], inputs[i]
+            if source is None or source.name != "scaled":
+                continue
+            if self.constant(v):
+                return source.inputs[0] * once(source.inputs[1] * x)
+            if self.smaller(v, equation.outvars[0].aval):
+                return source.inputs[0] * once(_times(source.inputs[1], x, self.of(v), once))
+        return None
+
     def _quotient(self, equation: jex.JaxprEqn, inputs: Sequence[Any], once: Once) -> Any | None:
         x, y = inputs
         above, below = (self.of(v) for v in equation.invars)
         small = self.by_inverse(equation)
-        if hasattr(equation.invars[1], "val"):
-            if above is not None and above.name == "scaled":
-                return above.inputs[0] * once(above.inputs[1] * once(1 / y))
-            return x * once(1 / y)
-        if below is not None and below.name in INVERSES and (small or below.name != "div"):
+        scaled = above is not None and above.name == "scaled"
+        if self.constant(equation.invars[1]):
+            return above.inputs[0] * once(above.inputs[1] * once(1 / y)) if scaled else x * once(1 / y)  # type: ignore[union-attr]
+        if below is not None and below.name in INVERSES and (small or below.name not in QUOTIENTS):
             if below.name == "exp" and above is not None and above.name == "exp" and not small:
                 return jnp.exp(once(above.inputs[0] - below.inputs[0]))
-            return x * once(INVERSES[below.name](*below.inputs))
+            return _scaled_by(x, above if small else None, _inverse(below, once), once)
         if small:
-            return x * once(1 / y)
-        if below is not None and below.name == "div":
+            return _scaled_by(x, above, 1 / y, once)
+        if below is not None and below.name in QUOTIENTS:
             p, q = below.inputs
-            if above is not None and above.name == "div":
+            if above is not None and above.name in QUOTIENTS:
                 return once(above.inputs[0] * q) / once(above.inputs[1] * p)
             return once(x * q) / p if np.shape(p) == np.shape(x) else once(x * q) * once(1 / p)
-        if above is not None and above.name == "div":
+        if above is not None and above.name in QUOTIENTS:
             return above.inputs[0] / once(above.inputs[1] * y)
         return None
 
@@ -149,17 +196,31 @@ class Algebra:
         return inputs
 
 
-def _product(equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once) -> Any | None:
-    """Return exp(A) · exp(B) as exp(A + B), and a constant after another as one with it."""
-    if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
-        return None
-    a, b = of
-    if a is not None and b is not None and a.name == b.name == "exp" and np.shape(a.inputs[0]) == np.shape(b.inputs[0]):
-        return jnp.exp(once(a.inputs[0] + b.inputs[0]))
-    for source, v, x in zip(of, reversed(equation.invars), reversed(inputs), strict=False):
-        if source is not None and source.name == "scaled" and hasattr(v, "val"):
-            return source.inputs[0] * once(source.inputs[1] * x)
-    return None
+def _inverse(of: Source, once: Once) -> Any:
+    """Return 1 / what an operation makes; of one with a constant above, that is multiplied by its inverse."""
+    if of.name == "over":
+        return of.inputs[1] * once(1 / of.inputs[0])
+    return INVERSES[of.name](*of.inputs)
+
+
+def _scaled_by(x: Any, of: Source | None, factor: Any, once: Once) -> Any:
+    """Return x · factor, a constant that x was multiplied by (``of``) as one with the factor."""
+    if of is None or of.name != "scaled":
+        return x * once(factor)
+    return of.inputs[0] * once(of.inputs[1] * once(factor))
+
+
+def _times(constant: Any, x: Any, of: Source | None, once: Once) -> Any:
+    """Return a constant times x, whose own constant (``of``) is one with it."""
+    if of is not None and of.name == "scaled":
+        return of.inputs[0] * once(of.inputs[1] * constant)
+    return constant * x
+
+
+def _exponential_minus_one(x: Any, once: Once) -> Any:
+    """Return exp(x) − 1 as XLA makes it: of small x as tanh(x / 2) · (exp(x) + 1)."""
+    e = once(jnp.exp(x))
+    return jnp.where(jnp.abs(x) > 0.5, e - 1, once(jnp.tanh(once(x / 2))) * once(e + 1))
 
 
 def _shift(equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once) -> Any | None:

@@ -38,4 +38,9 @@ def _one_minus_square(x: jax.Array, _params: Mapping[str, Any], stored: Callable
     return stored(1.0 - x) * stored(1.0 + x)
 
 
-EXPANDED = {"logistic": _logistic, "integer_pow": _power, "one_minus_square": _one_minus_square}
+def _exp2(x: jax.Array, _params: Mapping[str, Any], stored: Callable[[Any], Any]) -> Any:
+    """exp(x · ln 2), as JAX lowers it."""
+    return jnp.exp(stored(x * stored(jnp.log(2.0))))
+
+
+EXPANDED = {"exp2": _exp2, "logistic": _logistic, "integer_pow": _power, "one_minus_square": _one_minus_square}

@@ -30,6 +30,19 @@ FORMS = {
     "a logarithm of a root": lambda x, v, w: jnp.log(jnp.sqrt(v)),
     "a logarithm of a power": lambda x, v, w: jnp.log(jnp.power(v, HALF)),
     "a logarithm of an exponential": lambda x, v, w: jnp.log(jnp.exp(v)),
+    "a constant and a factor": lambda x, v, w: x * np.float16(0.3) * v,
+    "a constant, then a quotient": lambda x, v, w: x * np.float16(0.3) / v,
+    "two quotients, one by a constant": lambda x, v, w: x / np.float16(0.3) / v,
+    "a constant and a root": lambda x, v, w: x * np.float16(0.3) / jnp.sqrt(v),
+    "a constant and an inverse square": lambda x, v, w: x * np.float16(0.3) * lax.integer_pow(v, -2),
+    "a constant and two factors": lambda x, v, w: x * np.float16(0.3) * v * w,
+    "constants of both": lambda x, v, w: (x * np.float16(0.3)) * (v * np.float16(1.7)),
+    "a computed constant": lambda x, v, w: (jnp.float32(0.3) / jnp.full(x.shape, 3.0)).astype(x.dtype) * x / v,
+    "a constant over a factor": lambda x, v, w: x / (np.float16(0.3) / v),
+    "a cube": lambda x, v, w: jnp.power(v, np.float16(3)),
+    "a power of two": lambda x, v, w: jnp.exp2(v),
+    "a power of two, scaled": lambda x, v, w: jnp.exp2(v * np.float16(0.3)),
+    "an exponential minus one": lambda x, v, w: jnp.expm1((v - 1) / 2),
     "a denominator": lambda x, v, w: x / (1 + jnp.exp(-v)),
     "a denominator moved": lambda x, v, w: x / jnp.sqrt(v[:, 0] * w[:, 0])[:, None],
 }
@@ -71,6 +84,13 @@ def test_what_is_written_otherwise_is_another_result(operands):
     for form in (FORMS["a root"], FORMS["exponentials"], FORMS["quotients"]):
         wanted = np.asarray(jax.jit(form)(*wide)).astype(np.float64)
         assert (emulated(form, wide, Realisation()) == wanted).all()
+
+
+def test_powers_of_two_are_made_so_in_bfloat16_too(operands):
+    x = operands[1].astype(jnp.bfloat16)
+    wanted = np.asarray(jax.jit(jnp.exp2)(x)).astype(np.float64)
+    assert (emulated(jnp.exp2, [x], Realisation()) == wanted).all()
+    assert (emulated(jnp.exp2, [x], Realisation(expanded=False)) == wanted).mean() < 0.95
 
 
 def test_terms_of_a_narrow_sum_may_be_fused_too(operands):
