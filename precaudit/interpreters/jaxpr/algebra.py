@@ -26,11 +26,12 @@ Again = Callable[[Any], Any]  # moves another array as an equation moves its ope
 class Source(NamedTuple):
     """What made a value: an operation and its operands, in FP64; ``scaled`` and ``shifted`` end with a constant.
 
-    ``over`` is a quotient that begins with one.
+    ``over`` is a quotient that begins with one. ``names``: the variables that hold it, some of them moved.
     """
 
     name: str
     inputs: tuple[Any, ...]
+    names: tuple[Any, ...] = ()
 
 
 # 1 / what each makes, of its operands
@@ -43,13 +44,14 @@ INVERSES: Mapping[str, Callable[..., Any]] = {
     "over": lambda x, y: y / x,
 }
 QUOTIENTS = ("div", "over")
+ROOTS = ("sqrt", "rsqrt")  # which are rewritten where one operation reads them
 
 
 class Algebra:
     """The sources of a jaxpr's values, and what becomes of the operations that read them."""
 
-    def __init__(self, unit: str) -> None:
-        self.unit = unit
+    def __init__(self, unit: str, readers: Mapping[Any, int]) -> None:
+        self.unit, self.readers = unit, readers
         self.sources: dict[Any, Source] = {}
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
         self.constants: set[Any] = set()  # variables that are one number, known when the program is compiled
@@ -58,9 +60,24 @@ class Algebra:
         """Return what made a variable, where that is known."""
         return None if hasattr(variable, "val") else self.sources.get(variable)
 
+    def hand_over(self, given: Sequence[jex.Var | jex.Literal], taken: Sequence[jex.Var]) -> None:
+        """Take note that variables (``taken``) are others, or literals (``given``), by another name."""
+        known = [(self.of(v), self.constant(v), not hasattr(v, "val") and v in self.spread) for v in given]
+        for v, (source, constant, spread) in zip(taken, known, strict=True):
+            self.sources.pop(v, None)
+            self.sources |= {} if source is None else {v: source._replace(names=(*source.names, v))}
+            for names, mine in ((self.constants, constant), (self.spread, spread)):
+                (names.add if mine else names.discard)(v)
+
     def constant(self, variable: jex.Var | jex.Literal) -> bool:
         """Whether a variable is a number of the program's."""
         return hasattr(variable, "val") or variable in self.constants
+
+    def inverted(self, source: Source | None) -> bool:
+        """Whether what divides by it multiplies by its inverse: not by a root that several operations read."""
+        if source is None or source.name not in INVERSES or source.name in QUOTIENTS:
+            return False
+        return source.name not in ROOTS or all(self.readers[v] < 2 for v in source.names)
 
     def smaller(self, variable: jex.Var | jex.Literal, out: Any) -> bool:
         """Whether a variable has fewer elements than a result (``out``: its type), or repeats those of one that has."""
@@ -81,9 +98,9 @@ class Algebra:
             shape = np.shape(inputs[0])
             if all(np.shape(x) in ((), shape) for x in source.inputs):
                 moved = (again(x) if np.shape(x) == shape else x for x in source.inputs)
-                self.sources[out] = Source(source.name, tuple(moved))
+                self.sources[out] = Source(source.name, tuple(moved), (*source.names, out))
         elif getattr(out.aval, "dtype", None) in NATIVE and (found := self._source(equation, inputs)) is not None:
-            self.sources[out] = found
+            self.sources[out] = found._replace(names=(out,))
 
     def _source(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Source | None:
         name, constant = equation.primitive.name, [self.constant(v) for v in equation.invars]
@@ -92,9 +109,7 @@ class Algebra:
                 inverse = round_once(1 / inputs[1], equation.outvars[0].aval.dtype)
                 return Source("scaled", (inputs[0], inverse))
             above, below = (self.of(v) for v in equation.invars)
-            if self.by_inverse(equation) or (
-                below is not None and below.name in INVERSES and below.name not in QUOTIENTS
-            ):
+            if self.by_inverse(equation) or self.inverted(below):
                 return Source("mul", tuple(inputs))
             others = any(x is not None and x.name in QUOTIENTS for x in (above, below))
             return None if others else Source("over" if constant[0] else "div", tuple(inputs))
@@ -167,7 +182,7 @@ class Algebra:
         scaled = above is not None and above.name == "scaled"
         if self.constant(equation.invars[1]):
             return above.inputs[0] * once(above.inputs[1] * once(1 / y)) if scaled else x * once(1 / y)  # type: ignore[union-attr]
-        if below is not None and below.name in INVERSES and (small or below.name not in QUOTIENTS):
+        if below is not None and (self.inverted(below) or (small and below.name in QUOTIENTS)):
             if below.name == "exp" and above is not None and above.name == "exp" and not small:
                 return jnp.exp(once(above.inputs[0] - below.inputs[0]))
             return _scaled_by(x, above if small else None, _inverse(below, once), once)

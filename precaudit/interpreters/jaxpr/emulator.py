@@ -20,7 +20,6 @@ from precaudit.interpreters.jaxpr.jax_versions import count_readers, open_jaxpr
 from precaudit.interpreters.jaxpr.multiplying import (
     MADE_OF,
     MOST,
-    ONE_NARROW,
     ROUNDED_TERMS,
     TF32,
     few_terms,
@@ -31,6 +30,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
     on_gpu,
     operand_parts,
     product_passes,
+    reads_one_rounded,
     round_to_tf32,
     term_after_term,
     to_even,
@@ -85,7 +85,7 @@ class Emulator(Planted):
         self.readers: Counter[Any] = Counter()
         self.summed = False  # whether the last operation was a sum made in its own format
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
-        self.algebra = Algebra(how.unit)
+        self.algebra = Algebra(how.unit, self.readers)
         self.excess: Excess = EXCESS[how.unrounded] if how.chosen is None else how.chosen
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -136,6 +136,7 @@ class Emulator(Planted):
 
     def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:
         """Hand on what was not rounded: compilers put a call's body in its place."""
+        self.algebra.hand_over(given, taken)
         known = [None if hasattr(v, "val") else self.before.get(v) for v in given]
         for v, x in zip(taken, known, strict=True):
             self.before.pop(v, None)
@@ -196,7 +197,7 @@ class Emulator(Planted):
             and is_compilers_choice(equation)
             and self.passes(equation) == 0
         ):
-            known = self.one_rounded(equation, inputs)
+            known = reads_one_rounded(equation, inputs, self.how.made)
             out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
         elif name in PRODUCTS and (pairs := operand_parts(equation, inputs, self.passes(equation), TO_BFLOAT16)):
             out = [sum(super(Emulator, self).operation(equation, list(pair))[0] for pair in pairs)]
@@ -291,12 +292,6 @@ class Emulator(Planted):
     def passes(self, equation: jex.JaxprEqn) -> int:
         """Return how many bfloat16 passes make a product; 0 where that is open."""
         return product_passes(equation, self.how.made, self.how.unit == "matrix")
-
-    def one_rounded(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> Any:
-        """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
-        if self.how.made is None or self.how.made.get(label_of(equation)) != ONE_NARROW:
-            return False
-        return jnp.any(jnp.stack([jnp.all(x == round_once(x, jnp.bfloat16)) for x in inputs]))
 
     def store(self, variable: jex.Var | jex.Literal, x: jax.Array, factor: float) -> Any:
         """Return a result as its format holds it; a narrow one unrounded where all are."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.interpreters.jaxpr.products import label_of
-from precaudit.interpreters.jaxpr.rounding import TO_BFLOAT16
+from precaudit.interpreters.jaxpr.rounding import TO_BFLOAT16, round_once
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.wide import up
 from precaudit.numbers.arrays import Array
@@ -114,6 +114,13 @@ def product_passes(equation: jex.JaxprEqn, made: Mapping[str, Way] | None, decla
     if not is_compilers_choice(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
         return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
     return 0 if way not in PASSES else max(PASSES[way], declared_passes(equation))
+
+
+def reads_one_rounded(equation: jex.JaxprEqn, inputs: Sequence[Any], made: Mapping[str, Way] | None) -> Any:
+    """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
+    if made is None or made.get(label_of(equation)) != ONE_NARROW:
+        return False
+    return jnp.any(jnp.stack([jnp.all(x == round_once(x, jnp.bfloat16)) for x in inputs]))
 
 
 def on_gpu(equation: jex.JaxprEqn, said: Way | None) -> Way | None:
