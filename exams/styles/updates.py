@@ -1,4 +1,4 @@
-"""Training steps: parameters in bfloat16, scaled losses, adapters, dropout, averages, microbatches."""
+"""Training steps: parameters in bfloat16, scaled losses, adapters, dropout, averages, microbatches, eight bits."""
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +133,54 @@ def microbatches(p, x, t):
     return total / 4, jax.tree.map(lambda w, d: w - 0.1 * (d / 4), p, g)
 
 
+def to_eight(x, kind):
+    """Return x in eight bits and the scale that it was divided by."""
+    most = float(jnp.finfo(kind).max)
+    s = jnp.maximum(jnp.max(jnp.abs(x)).astype(F32), 1e-12) / most
+    return jnp.clip(x.astype(F32) / s, -most, most).astype(kind), s
+
+
+@jax.custom_vjp
+def dot8(x, w):
+    return dot8_forward(x, w)[0]
+
+
+def product8(a, b):
+    (a, sa), (b, sb) = a, b
+    return (jnp.matmul(a, b, preferred_element_type=F32) * (sa * sb)).astype(BF)
+
+
+def dot8_forward(x, w):
+    xq, wq = to_eight(x, jnp.float8_e4m3fn), to_eight(w, jnp.float8_e4m3fn)
+    return product8(xq, wq), (xq, wq)
+
+
+def dot8_backward(r, g):
+    (xq, xs), (wq, ws) = r
+    gq, gs = to_eight(g, jnp.float8_e5m2)
+    return product8((gq, gs), (wq.T, ws)), product8((xq.T, xs), (gq, gs))
+
+
+dot8.defvjp(dot8_forward, dot8_backward)
+
+
+def eight_bits(p, x, t):
+    return jax.value_and_grad(lambda q: jnp.mean((dot8(jax.nn.relu(dot8(x, q["a"])), q["b"]).astype(F32) - t) ** 2))(p)
+
+
+def norm_gradient(_, h):
+    """Return the gradient of a layer norm with a relu, whose root a quotient and its derivative read."""
+    return jax.grad(
+        lambda h: jnp.mean(jax.nn.relu((h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True))))
+    )(h)
+
+
+def root_read_twice(v, h, c):
+    """Return a row's sum of quotients beside the quotients: one root of float16 below both."""
+    s = jnp.sqrt(v)
+    return c * lax.reduce(h / s, h.dtype.type(0), lax.add, (1,))[:, None] + h / s
+
+
 def two(dt=BF):
     return {"a": weight(D, 32, dt=dt), "b": weight(32, 4, dt=dt)}
 
@@ -158,4 +206,11 @@ PROGRAMS = {
     "sharpness": Program(sharpness, two(F16), {"a": (X.astype(F16), TARGET)}),
     "shampoo": Program(shampoo, {"w": weight(24, 32)}, {"a": ({"l": jnp.eye(24), "r": jnp.eye(32)}, GRADIENT)}),
     "microbatches": Program(microbatches, two(F16), {"a": (X.astype(F16), TARGET)}),
+    "eight-bit gradient": Program(eight_bits, two(), {"a": (X, TARGET)}),
+    "norm's gradient": Program(norm_gradient, {}, {"a": (weight(24, 96, scale=1.0, dt=F16),)}),
+    "root read twice": Program(
+        root_read_twice,
+        jnp.abs(weight(24, 1, scale=1.0, dt=F16)) + F16(0.5),
+        {"a": (weight(24, 96, scale=1.0, dt=F16), weight(24, 96, scale=1.0, dt=F16))},
+    ),
 }
