@@ -91,7 +91,7 @@ class Choices:
         given = [frozenset({str(i)}) if i < count else frozenset[str]() for i in range(len(jaxpr.invars))]
         matter = sorted(map(int, reads_of_arguments(jaxpr, given)[1][0]))
         self.matter = tuple(matter)
-        self.flips = _flips([reads.variables[n] for n in matter])
+        self.flips = _flips([reads.variables[n] for n in matter], segment.tapped.small)
 
         def by(some: jax.Array, values: Values, args: tuple[Any, ...]) -> Any:
             every: list[Any] = [False] * count
@@ -138,9 +138,8 @@ def least_residual(choices: Choices, stored: Rows, closes: Callable[[Rows], bool
         better = [i for i in np.argsort(sizes, kind="stable") if sizes[i] < left]
         if not better:
             return None
-        together = best ^ np.logical_or.accumulate(
-            choices.flips[better[:AT_ONCE]]
-        )  # the best, with the next, and so on
+        # the best of them, it and the next, and so on
+        together = best ^ np.logical_or.accumulate(choices.flips[better[:AT_ONCE]])
         made = choices.made(together)
         found, at = min((residual(x), i) for i, x in enumerate(made))
         if found > GAIN * left or np.sum(together[at] != alike[first]) > most:
@@ -149,8 +148,8 @@ def least_residual(choices: Choices, stored: Rows, closes: Callable[[Rows], bool
     return values if closes(values) else None
 
 
-def _flips(variables: Sequence[int]) -> Array:
-    """Return which choices change at once [N, reads]: each alone, and those of one variable together."""
+def _flips(variables: Sequence[int], small: bool) -> Array:
+    """Return which choices change at once [N, reads]: those of one variable, and of a small program each alone."""
     of = np.array(variables)
-    every = [*np.eye(len(of), dtype=bool), *(of == one for one in dict.fromkeys(variables))]
-    return np.unique(every, axis=0)
+    alone = np.eye(len(of), dtype=bool) if small else np.zeros((0, len(of)), bool)
+    return np.unique([*alone, *(of == one for one in dict.fromkeys(variables))], axis=0)
