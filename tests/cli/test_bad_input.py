@@ -206,7 +206,7 @@ DRAWS = [
     (["--n", "0"], ["--n 0", "at least 1"]),
     (["--rounds", "0"], ["--rounds 0", "at least 1"]),
     (["--temperature", "-1"], ["--temperature -1", "greedy"]),
-    (["--temperature", "nan"], ["--temperature nan"]),
+    (["--temperature", "nan"], ["--temperature NaN"]),
     (["--top-k", "0"], ["--top-k 0", "at least 1"]),
     (["--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
     (["--seed", "-1"], ["--seed -1"]),
