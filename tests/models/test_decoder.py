@@ -1,6 +1,7 @@
 """The JAX decoder against FP64, and prefill, decode, rescore, padding and batches against each other."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -35,21 +36,13 @@ FEW = ("llama-gqa", "gemma2-caps", "qwen3-moe-gqa")
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """A run of a fixture in float32, compared: made once, whatever asks for it."""
-    made = {}
-
-    def of(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp("single") / name
-            made[name] = compare(fixture_run(folder, name), options=CompareOptions(accum=()))
-        return made[name]
-
-    return of
+    """A run of a fixture in float32: made once, whatever asks for it."""
+    return cache(lambda name: fixture_run(tmp_path_factory.mktemp("single") / name, name))
 
 
 @pytest.mark.parametrize("name", few(SMALL, *FEW))
 def test_every_point_is_fp64_to_single_precision(single, name):
-    found = single(name).errors
+    found = compare(single(name), options=CompareOptions(accum=())).errors
     points = present("moe" in name)
     assert {e.point for e in found if e.kind == "forward"} == {p for p in points if not POINTS[p].state}
     for e in found:
@@ -73,7 +66,7 @@ def test_honest_rounding_passes_in_every_family(tmp_path, name):
 
 @pytest.mark.parametrize("name", FAMILIES_ONCE)
 def test_prefill_decode_and_rescore_agree_everywhere(single, name):
-    recorded = Recorded.of(single(name).run)
+    recorded = Recorded.of(single(name))
     n = len(TOKENS)
     prefill = widen(recorded.tensor("p0", "prefill", 0, None, "logits"))
     rescore = widen(recorded.tensor("p0", "rescore", 0, None, "logits"))
@@ -223,7 +216,7 @@ def test_split_rows_are_all_rows(monkeypatch, workers):
 def test_gate_out_is_the_activation_of_the_gate_alone(single, name):
     """Closed forms: silu as x (1 + tanh(x/2)) / 2, gelu by its tanh formula; times up it is mlp_act."""
     checkpoint = open_checkpoint(str(FIXTURES / name))
-    run = Recorded.of(single(name).run)
+    run = Recorded.of(single(name))
     for layer in range(checkpoint.config.layers):
         h, act, both = (widen(run.tensor("p0", "prefill", 0, layer, p)) for p in ("mlp_norm", "gate_out", "mlp_act"))
 
