@@ -23,6 +23,12 @@ DOWN, QUERY, EMBEDDING = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    """Let tables have all their columns, whatever the terminal is."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+
 def record(folder: Path, name: str | None, value: float = 0.0, row: int = 3) -> Path:
     """Trace tiny with one value of a tensor replaced, with the default points."""
     checkpoint = altered()
