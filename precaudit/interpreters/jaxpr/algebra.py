@@ -5,6 +5,7 @@ its last place (XLA, ``algebraic_simplifier.cc``; as XLA:CPU computes float16, b
 tests/interpreters/jaxpr/test_algebra.py). In bfloat16 conversions stand between operations, and nothing is rewritten.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from precaudit.interpreters.jaxpr.jax_versions import count_readers
 from precaudit.interpreters.jaxpr.rounding import round_once
 
 NATIVE = (np.float16, np.float32)  # formats that no conversion stands beside
@@ -50,11 +52,16 @@ ROOTS = ("sqrt", "rsqrt")  # which are rewritten where one operation reads them
 class Algebra:
     """The sources of a jaxpr's values, and what becomes of the operations that read them."""
 
-    def __init__(self, unit: str, readers: Mapping[Any, int]) -> None:
-        self.unit, self.readers = unit, readers
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.readers: Counter[Any] = Counter()  # how many operations read a variable; what is given out is read
         self.sources: dict[Any, Source] = {}
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
         self.constants: set[Any] = set()  # variables that are one number, known when the program is compiled
+
+    def entering(self, jaxpr: jex.Jaxpr) -> None:
+        """Note what reads each variable of an open jaxpr."""
+        self.readers |= count_readers(jaxpr) + Counter({v for v in jaxpr.outvars if not hasattr(v, "val")})
 
     def of(self, variable: jex.Var | jex.Literal) -> Source | None:
         """Return what made a variable, where that is known."""
@@ -159,10 +166,9 @@ class Algebra:
         """Return exp(A) · exp(B) as exp(A + B), a constant after another as one with it, or with a smaller factor."""
         if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
             return None
-        a, b = of
-        exponentials = a is not None and b is not None and a.name == b.name == "exp"
-        if exponentials and np.shape(a.inputs[0]) == np.shape(b.inputs[0]):  # type: ignore[union-attr]
-            return jnp.exp(once(a.inputs[0] + b.inputs[0]))  # type: ignore[union-attr]
+        exponents = [source.inputs[0] for source in of if source is not None and source.name == "exp"]
+        if len(exponents) == 2 and np.shape(exponents[0]) == np.shape(exponents[1]):
+            return jnp.exp(once(exponents[0] + exponents[1]))
         if equation.primitive.name != "mul":
             return None
         for source, i in zip(of, (1, 0), strict=True):
@@ -179,9 +185,8 @@ class Algebra:
         x, y = inputs
         above, below = (self.of(v) for v in equation.invars)
         small = self.by_inverse(equation)
-        scaled = above is not None and above.name == "scaled"
         if self.constant(equation.invars[1]):
-            return above.inputs[0] * once(above.inputs[1] * once(1 / y)) if scaled else x * once(1 / y)  # type: ignore[union-attr]
+            return _scaled_by(x, above, 1 / y, once)
         if below is not None and (self.inverted(below) or (small and below.name in QUOTIENTS)):
             if below.name == "exp" and above is not None and above.name == "exp" and not small:
                 return jnp.exp(once(above.inputs[0] - below.inputs[0]))

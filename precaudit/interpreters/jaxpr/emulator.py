@@ -85,7 +85,7 @@ class Emulator(Planted):
         self.readers: Counter[Any] = Counter()
         self.summed = False  # whether the last operation was a sum made in its own format
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
-        self.algebra = Algebra(how.unit, self.readers)
+        self.algebra = Algebra(how.unit)
         self.excess: Excess = EXCESS[how.unrounded] if how.chosen is None else how.chosen
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -96,6 +96,7 @@ class Emulator(Planted):
     def entering(self, jaxpr: jex.Jaxpr) -> None:
         """Note by how many equations each variable is read; nothing is known of those that it makes."""
         self.readers |= count_readers(jaxpr)
+        self.algebra.entering(jaxpr)
         for v in (v for e in jaxpr.eqns for v in e.outvars):
             self.before.pop(v, None)
 
