@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.rounding import round_on_moved_grid
+from precaudit.interpreters.jaxpr.rounding import reduce_on_moved_grid, round_on_moved_grid
 from precaudit.numbers.arrays import as_format, common_dtype, identity, ordinals, rescale_rounding, rounder, widen
 from precaudit.numbers.formats import FORMATS, parse_format
 
@@ -101,6 +101,15 @@ def test_the_largest_number_of_a_format_overflows_on_no_grid(name, most, factor)
             made = np.asarray(moved(values))
             assert np.abs(made / values - 1).max() <= FORMATS[name].unit_roundoff
             assert not np.isfinite(np.asarray(moved(np.array([2.0 * most])))).any()
+
+
+def test_what_reduce_precision_draws_overflows_on_no_grid():
+    largest = 65504.0  # of five bits of exponent and ten of mantissa
+    with jax.enable_x64(True):
+        made = reduce_on_moved_grid(jnp.array([largest, 0.999 * largest, -0.7 * largest]), 5, 10, jnp.float64(1.9))
+        over = reduce_on_moved_grid(jnp.array([2 * largest]), 5, 10, jnp.float64(1.1))
+    assert np.abs(np.asarray(made) / [largest, 0.999 * largest, -0.7 * largest] - 1).max() <= 2.0**-11
+    assert np.isinf(np.asarray(over)).all()
 
 
 @pytest.mark.parametrize("name", sorted(MIN_EXPONENT))

@@ -86,6 +86,20 @@ def test_parts_of_a_bfloat16_product_are_rounded_and_so_is_each_sum():
     assert 1.5 < off[0] / off[1] < 4
 
 
+@pytest.mark.parametrize("shape", [(8, 16), (20, 24), (4, 3, 8)])
+def test_sums_of_float16_go_two_in_a_word(shape):
+    """What chips sum they hold in words of 32 bits: every element is its own sum, each of them rounded."""
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float16)
+    body = mapped(partial(lax.psum, axis_name=("data", "model")), ROWS, P())
+    found = on_chips(body, x, specs=(ROWS,))
+    parts = x.reshape(4, shape[0] // 4, *shape[1:])
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total.astype(np.float32) + part.astype(np.float32)).astype(np.float16)
+    assert found.dtype == np.float16
+    assert np.array_equal(found, total)
+
+
 def test_arguments_and_results_are_cut_and_joined_as_they_lie():
     for spec in (P(), P("data"), P(None, "model"), P("model", "data"), P(("data", "model"))):
         for out in (P(), P("model"), P("data", "model")):

@@ -8,7 +8,7 @@ from precaudit import Program
 from precaudit.judging.gate import gate
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
-from precaudit.references.traced import search
+from precaudit.references.traced import remade, search
 from precaudit.references.traced.excess_precision import ELEMENTS, EXCESS_PRECISION
 from precaudit.schema.emulations import Emulation
 from tests.helpers.runs import altered
@@ -44,7 +44,10 @@ def judged(tmp_path, rows, change):
     return next(e for e in errors if e.kind == "local"), gate(other.folder).counts
 
 
-def test_the_reads_are_found(tmp_path):
+@pytest.mark.parametrize("small", [True, False], ids=["", "of a large program"])
+def test_the_reads_are_found(small, tmp_path, monkeypatch):
+    if not small:
+        monkeypatch.setattr(remade, "small", lambda _: False)
     e, counts = judged(tmp_path, 24, lambda x: by_hand(x))
     assert counts == {"pass": 2}
     assert e.elided == {EQUATIONS: EXCESS_PRECISION}
