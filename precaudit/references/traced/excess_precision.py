@@ -145,7 +145,7 @@ def least_residual(choices: Choices, stored: Rows, closes: Callable[[Rows], bool
         if found > GAIN * left or np.sum(together[at] != alike[first]) > most:
             return None
         left, best, values = found, together[at], made[at]
-    return values if closes(values) else None
+    return None
 
 
 def _flips(variables: Sequence[int], small: bool) -> Array:

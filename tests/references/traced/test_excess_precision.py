@@ -8,8 +8,8 @@ from precaudit import Program
 from precaudit.judging.gate import gate
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
-from precaudit.references.traced import remade, search
-from precaudit.references.traced.excess_precision import ELEMENTS, EXCESS_PRECISION
+from precaudit.references.traced import excess_precision, remade, search
+from precaudit.references.traced.excess_precision import EXCESS_PRECISION
 from precaudit.schema.emulations import Emulation
 from tests.helpers.runs import altered
 
@@ -20,7 +20,7 @@ EQUATIONS = Emulation("equations").name
 def cancelling(factors, x):
     """Return differences times their sum over a row, for which they are made again in float32."""
     y, z = x * factors[0], x * factors[1]
-    total = jnp.sum(y.astype(jnp.float32) - z.astype(jnp.float32), -1, keepdims=True)
+    total = jnp.sum(y.T.astype(jnp.float32) - z.T.astype(jnp.float32), 0)[:, None]
     return ((y - z).astype(jnp.float32) * total).astype(x.dtype)
 
 
@@ -35,8 +35,8 @@ def by_hand(x, wrong=0.0):
     return rounded(rounded(rounded(y) - rounded(z)) * total)
 
 
-def judged(tmp_path, rows, change):
-    x = np.random.default_rng(0).standard_normal((rows, 32)).astype(jnp.bfloat16)
+def judged(tmp_path, rows, change, columns=32, seed=0):
+    x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(jnp.bfloat16)
     program = Program(cancelling, jnp.array(FACTORS, jnp.bfloat16), {"a": (jnp.asarray(x),)})
     opened = trace_program(program, tmp_path / "run")
     other = altered(opened, tmp_path / "other", "cancelling", lambda y: change(x.astype(np.float64)).astype(y.dtype))
@@ -48,7 +48,7 @@ def judged(tmp_path, rows, change):
 def test_the_reads_are_found(small, tmp_path, monkeypatch):
     if not small:
         monkeypatch.setattr(remade, "small", lambda _: False)
-    e, counts = judged(tmp_path, 24, lambda x: by_hand(x))
+    e, counts = judged(tmp_path, 24, by_hand)
     assert counts == {"pass": 2}
     assert e.elided == {EQUATIONS: EXCESS_PRECISION}
     assert e.unexplained.u == 0  # bit for bit
@@ -56,7 +56,7 @@ def test_the_reads_are_found(small, tmp_path, monkeypatch):
 
 def test_without_the_search_it_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "MOST_POINTS", 0)
-    e, counts = judged(tmp_path, 24, lambda x: by_hand(x))
+    e, counts = judged(tmp_path, 24, by_hand)
     assert counts == {"pass": 1, "fail": 1}
     assert e.scopes["token"]["excess"][0] > 1.5  # its limit
 
@@ -68,8 +68,11 @@ def test_a_fault_beside_them_fails(wrong, tmp_path):
     assert EXCESS_PRECISION not in (e.elided or {}).values()
 
 
-def test_a_point_of_few_elements_does_not_speak_for_a_choice(tmp_path):
-    """Of one row no choice may be made: 32 elements could be made to fit."""
-    assert ELEMENTS >= 32
-    e, _ = judged(tmp_path, 1, lambda x: by_hand(x))
+def test_a_point_of_few_elements_does_not_speak_for_a_choice(tmp_path, monkeypatch):
+    """Of eight elements a choice closes, as one might of a fault, and none is made."""
+    e, counts = judged(tmp_path, 1, by_hand, columns=8, seed=12)
+    assert counts["fail"] == 1
     assert EXCESS_PRECISION not in (e.elided or {}).values()
+    monkeypatch.setattr(excess_precision, "ELEMENTS", 1)
+    e, _ = judged(tmp_path / "freely", 1, by_hand, columns=8, seed=12)
+    assert e.elided == {EQUATIONS: EXCESS_PRECISION}
