@@ -293,8 +293,9 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
         say(f"note: {r.warnings[0]}")
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
         say("note: the compiler may leave out roundings that the program declares (--strict: with all of them)")
+    points = count_text(len(r.judged_points), f"{points_text(r)} point")
     say(
-        f"{folder}: {len(r.judged_points)} {points_text(r)} points, {count_text(len(r.cases), 'case')} of "
+        f"{folder}: {points}, {count_text(len(r.cases), 'case')} of "
         f"{r.every_calls}, {r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
     )
     return 0

@@ -20,7 +20,7 @@ from precaudit.reports.provenance import title as title_of
 from precaudit.reports.report import Headline, Report, Section
 from precaudit.reports.summary import prefill_decode_sentence
 from precaudit.reports.tables import prefill_decode_table
-from precaudit.schema.digits import digits, rough, roundoffs, short
+from precaudit.schema.digits import count_text, digits, rough, roundoffs, short
 from precaudit.schema.emulations import SUMS
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
@@ -213,14 +213,13 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     what = "your function" if name == "reference" else f"the reference implementation of {name}"
     if not known:
         yield "Formula: not checked; compare with --model PATH, --map FILE or --reference NAME."
-    elif first is None:
-        yield (
-            f"Formula: compared with {what} at {len(points)} points; in FP64 the program agrees, to {short(largest)} "
-            f"in {known} places."
-        )
+        return
+    compared = f"Formula: compared with {what} at {count_text(len(points), 'point')}; in FP64 the program"
+    if first is None:
+        yield f"{compared} agrees, to {short(largest)} in {known} places."
     else:
         yield (
-            f"Formula: compared with {what} at {len(points)} points; in FP64 the program differs: first at "
+            f"{compared} differs: first at "
             f"{first.point}{'' if first.layer is None else f', step {first.layer}'} "
             f"({first.reference.rpartition(':')[2]}), by {digits(first.rel_l2)}; {other} of {known} places differ. "
             "Next: precaudit diagnose"

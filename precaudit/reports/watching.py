@@ -7,7 +7,7 @@ from precaudit.recording.watching.calls import LOWERED
 from precaudit.recording.watching.records import SeenFunction, SeenScript
 from precaudit.reports.fitting import Table
 from precaudit.reports.report import Headline, Report, Section
-from precaudit.schema.digits import short
+from precaudit.schema.digits import count_text, short
 
 COLUMNS = ("function", "at", "calls", "compiled", "shapes", "equations", "floats", "seconds")
 SHOWN = 20  # functions
@@ -36,7 +36,7 @@ def watch_report(
         notes.append(f"and {rest} more functions")
     table = Table("jitted functions that were called", COLUMNS, tuple(shown), ("function", "at", "shapes", "floats"))
     ran = [
-        f"{r.folder}: {r.calls}, {r.points} points. Next: precaudit "
+        f"{r.folder}: {r.calls}, {count_text(r.points, 'point')}. Next: precaudit "
         + (f"gate {r.folder}" if r.compared else f"compare {r.folder} --rerun")
         for r in seen.runs
     ]
