@@ -34,7 +34,7 @@ from precaudit.workflows.verbs import compare, trace
 
 FORMATS = ("bfloat16", "float16", "float32")
 NARROW, FIRST, FOUR, LAST = "bfloat16", "2", "4", "2 × 4"
-CHIPS = "tpu-predicted:v5e:2x2"
+CHIPS = {FOUR: "tpu-predicted:v5e:2x2", LAST: "tpu-predicted:v5e:2x4"}
 FEW = ("constraints", "explicit", "sequence", "experts")  # forms that are tried on chips
 WAYS = 2  # processes at a time
 Row = tuple[str, bool, str]  # what was tried, whether the answer is right, the answer
@@ -69,15 +69,15 @@ def cells(every: bool = False) -> list[Cell]:
     names = [*MISTAKES, "gradient not averaged"]
     meshes = [m for m in MESHES if every or m != FIRST]
     mistakes = [Cell("mistake", n, m) for m in meshes for n in names if (n, m) != ("a ring too short", FIRST)]
-    chips = [Cell("chips", n, FOUR, NARROW) for n in (CORRECT if every else FEW)]
+    chips = [Cell("chips", n, m, NARROW) for m in CHIPS if every or m == FOUR for n in (CORRECT if every else FEW)]
     return [*correct, *mistakes, *chips, *(Cell("width", n) for n in MODELS), Cell("processes", "two processes")]
 
 
 def judge_correct(cell: Cell) -> Iterator[Row]:
     """Yield whether the gate passes a correct program."""
     with tempfile.TemporaryDirectory() as folder:
-        how: dict[str, Any] = {"device": CHIPS} if cell.kind == "chips" else {}
-        made = CORRECT[cell.name](cell.mesh, cell.dtype, cell.attends and not how)
+        how: dict[str, Any] = {"device": CHIPS[cell.mesh]} if cell.kind == "chips" else {}
+        made = CORRECT[cell.name](cell.mesh, cell.dtype, cell.attends)
         run = trace(made, Path(folder) / "run", **how)
         compare(run, made)
         judged = gate(run.folder)
