@@ -53,6 +53,7 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _TABLE = re.compile(r"FileNames|FunctionNames|FileLocations|StackFrames")
 _OPCODE = re.compile(r"[a-z][a-z0-9\-]*+")
 _DTYPE = re.compile(r"([a-z][a-z0-9]*+)\[")
+_TILE = re.compile(r"T\((\d[\d,]*)\)")
 
 
 def _attributes(scanner: Scanner) -> dict[str, str]:
@@ -100,27 +101,27 @@ def _type(scanner: Scanner, depth: int = 0) -> Type:
     dtype = scanner.need(_DTYPE, "a type")
     dims: list[int] = []
     scanner.many("]", lambda: dims.append(scanner.integer()))
-    layout = list(reversed(range(len(dims))))
+    layout, tile = list(reversed(range(len(dims)))), tuple[int, ...]()
     if scanner.text.startswith("{", scanner.at):
-        layout = _layout(scanner, layout)
+        layout, tile = _layout(scanner, layout)
     if sorted(layout) != list(range(len(dims))) or min(dims, default=0) < 0:
         scanner.fail("a layout that is not of the type's dimensions")
-    return ArrayType(dtype, tuple(dims), tuple(layout))
+    return ArrayType(dtype, tuple(dims), tuple(layout), tile if len(tile) <= len(dims) and all(tile) else ())
 
 
-def _layout(scanner: Scanner, default: list[int]) -> list[int]:
-    """Return the order of dimensions; one that says only tiles has the default."""
+def _layout(scanner: Scanner, default: list[int]) -> tuple[list[int], tuple[int, ...]]:
+    """Return the order of dimensions, and the first tile; one that says only tiles has the default order."""
     scanner.expect("{")
     order: list[int] = []
     while (size := scanner.take(INTEGER)) is not None:
         order.append(int(size))
         if not scanner.accept(","):
             break
-    if scanner.accept(":"):
-        scanner.nested_text("{")
-    else:
+    if not scanner.accept(":"):
         scanner.expect("}")
-    return order or default
+        return order or default, ()
+    found = _TILE.match(scanner.nested_text("{"))
+    return order or default, () if found is None else tuple(map(integer, found[1].split(",")))
 
 
 def _computations(scanner: Scanner) -> tuple[dict[str, Computation], str]:

@@ -24,11 +24,15 @@ JAX_FILES = re.compile(r"(^|/)((site|dist)-packages/jax(lib)?|jax/(_src|experime
 
 
 class ArrayType(NamedTuple):
-    """An array: HLO's name of the element type, sizes, and the dimensions from the fastest running to the slowest."""
+    """An array: HLO's name of the element type, sizes, and the dimensions from the fastest running to the slowest.
+
+    ``tile``: of the fastest dimensions, the slower first, the block that is stored together; a last block is padded.
+    """
 
     dtype: str
     dims: tuple[int, ...]
     layout: tuple[int, ...]
+    tile: tuple[int, ...] = ()
 
 
 Type: TypeAlias = "ArrayType | tuple[Type, ...]"

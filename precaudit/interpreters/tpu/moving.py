@@ -63,23 +63,41 @@ def permute(x: jax.Array, order: Sequence[int]) -> Any:
 def bitcast(call: InstructionCall) -> Any:
     """Read the same elements in the order of another layout, or the same bits as another format of their width.
 
-    One of fewer elements in the same layout reads a corner: rows are padded to the same whole tiles.
+    Arrays of other sizes in the same tiles are the same storage: what the sizes leave out of a tile is padding.
     """
     x, source = call.inputs[0], call.declared_types[0]
     if not isinstance(source, ArrayType):
         raise ValueError("a bitcast of a tuple")
     dims = call.shape.dims
-    alike_stored = (source.dtype, source.layout) == (call.shape.dtype, call.shape.layout)
-    if alike_stored and x.size > math.prod(dims) and all(map(int.__ge__, source.dims, dims)):
-        return lax.slice(x, [0] * x.ndim, dims)
-    line = lax.reshape(permute(x, source.layout[::-1]), (x.size,))
     slowest = call.shape.layout[::-1]
+    physical, asked = permute(x, source.layout[::-1]), tuple(dims[i] for i in slowest)
+    line = lax.reshape(physical, (x.size,))
     if dtype_of(source).itemsize != call.dtype.itemsize:
         line = _packed_for_sum(call, line.astype(dtype_of(source)))
     elif source.dtype != call.shape.dtype:
         line = _same_bits(line.astype(dtype_of(source)), call.dtype)
-    physical = _reshape(line, tuple(dims[i] for i in slowest))
-    return permute(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
+    elif x.size != math.prod(dims) and source.tile and source.tile == call.shape.tile:
+        line = _of_tiles(_tiles(physical, source.tile), asked, source.tile)
+    return permute(_reshape(line, asked), sorted(range(len(slowest)), key=lambda i: slowest[i]))
+
+
+def _tiles(x: jax.Array, tile: Sequence[int]) -> Any:
+    """Return x's elements as they are stored, in tiles of the last dimensions, with zeros as padding."""
+    lead = x.ndim - len(tile)
+    padded = jnp.pad(x, [(0, 0)] * lead + [(0, -n % t) for n, t in zip(x.shape[lead:], tile, strict=True)])
+    counts = [m for n, t in zip(padded.shape[lead:], tile, strict=True) for m in (n // t, t)]
+    order = [*range(lead), *range(lead, lead + len(counts), 2), *range(lead + 1, lead + len(counts), 2)]
+    return lax.reshape(lax.transpose(lax.reshape(padded, (*x.shape[:lead], *counts)), order), (padded.size,))
+
+
+def _of_tiles(line: jax.Array, dims: Sequence[int], tile: Sequence[int]) -> Any:
+    """Return the array of these sizes that is stored as ``line``. Raises ValueError where it takes other tiles."""
+    lead = len(dims) - len(tile)
+    counts = [-(-n // t) for n, t in zip(dims[lead:], tile, strict=True)]
+    stored = _reshape(line, (*dims[:lead], *counts, *tile))
+    order = [*range(lead), *(i for k in range(len(tile)) for i in (lead + k, lead + len(tile) + k))]
+    whole = [n * t for n, t in zip(counts, tile, strict=True)]
+    return lax.slice(lax.reshape(lax.transpose(stored, order), (*dims[:lead], *whole)), [0] * len(dims), dims)
 
 
 def _same_bits(x: jax.Array, dtype: np.dtype[Any]) -> Any:

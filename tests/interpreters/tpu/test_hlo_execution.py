@@ -207,10 +207,25 @@ def test_bitcasts_read_bytes_in_the_order_of_layouts():
         run(entry.format("f32[25]{0}"), x)
 
 
-def test_a_bitcast_of_fewer_elements_reads_the_corner():
+def test_a_bitcast_of_fewer_elements_reads_the_corner_of_their_tiles():
     x = normal(4, 128)
-    entry = "%x = f32[4,128]{1,0} parameter(0)\nROOT %b = f32[4,5]{1,0} bitcast(%x)"
+    entry = "%x = f32[4,128]{1,0:T(8,128)} parameter(0)\nROOT %b = f32[4,5]{1,0:T(8,128)} bitcast(%x)"
     assert (run(entry, x) == x[:, :5]).all()
+    with pytest.raises(execute.Unknown, match=r"line 5: b \(bitcast\)"):
+        run(entry.replace("f32[4,5]{1,0:T(8,128)}", "f32[4,5]{1,0:T(4,128)}"), x)
+
+
+def test_a_bitcast_of_other_sizes_reads_tiles_with_their_padding():
+    x = normal(1, 12, 2, 16)  # rows 0 to 7 of a head are a tile, 8 to 11 begin the next
+    tiles = "bf16[4,8,16]{2,1,0:T(8,128)(2,1)}"
+    heads = "bf16[1,12,2,16]{3,1,2,0:T(8,128)(2,1)}"
+    there = run(f"%x = {heads} parameter(0)\nROOT %b = {tiles} bitcast(%x)", x := x.astype(jnp.bfloat16))
+    stored = np.zeros((2, 16, 16), x.dtype)
+    stored[:, :12] = x[0].transpose(1, 0, 2)
+    assert (there == stored.reshape(4, 8, 16)).all()
+    assert (run(f"%x = {tiles} parameter(0)\nROOT %b = {heads} bitcast(%x)", there) == x).all()
+    with pytest.raises(execute.Unknown, match=r"line 5: b \(bitcast\)"):  # five tiles are not four
+        run(f"%x = {heads} parameter(0)\nROOT %b = {tiles.replace('4,8', '5,8')} bitcast(%x)", x)
 
 
 def test_broadcasts_turn_dimensions():

@@ -86,13 +86,13 @@ def test_computations_in_their_order_and_the_entry():
 
 
 def test_types():
-    assert MAIN["x.1"].type == ArrayType("f32", (8, 128), (1, 0))
+    assert MAIN["x.1"].type == ArrayType("f32", (8, 128), (1, 0), (8, 128))
     assert MAIN["w.1"].type == ArrayType("bf16", (128,), (0,))  # no layout written: rows run slowest
     assert MAIN["zero"].type == ArrayType("f32", (), ())
     assert MAIN["token"].type == ArrayType("token", (), ())
     assert MAIN["custom-call.1"].type == ()
     body = MODULE.computations["body"].instructions
-    assert body["s.1"].type == (ArrayType("s32", (), ()), ArrayType("f32", (8, 128), (0, 1)))
+    assert body["s.1"].type == (ArrayType("s32", (), ()), ArrayType("f32", (8, 128), (0, 1), (8, 128)))
     assert body["t"].type == (ArrayType("s32", (), ()), ArrayType("f32", (8, 128), (1, 0)))
 
 
@@ -295,8 +295,8 @@ def test_a_real_program_says_where_its_values_come_from():
     assert module.source(exponential) == f"{__file__}:{line + 2}"
     main = module.computations[module.entry]
     assert [x.type for x in main.parameters] == [
-        ArrayType("f32", (16, 128), (1, 0)),
-        ArrayType("f32", (4, 128, 128), (2, 1, 0)),
+        ArrayType("f32", (16, 128), (1, 0), (8, 128)),
+        ArrayType("f32", (4, 128, 128), (2, 1, 0), (8, 128)),
     ]
 
 
