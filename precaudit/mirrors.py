@@ -22,6 +22,7 @@ import msgspec
 
 from precaudit.buckets import Bucket, HeldFile, RemoteFile, State, is_url, mirror_root, mirrors, name_digest, read_state
 from precaudit.errors import UserError
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.writing import PART, temporary, write_whole
 
 P = ParamSpec("P")
@@ -165,8 +166,8 @@ class Mirror:
         free = shutil.disk_usage(mirrors().parent if mirrors().parent.exists() else Path("/")).free if needed else 0
         if needed > free:
             raise UserError(
-                f"{self.state.url}: {needed / 1e6:,.0f} MB are to be brought here, and the cache's disk has "
-                f"{free / 1e6:,.0f} MB left (PRECAUDIT_CACHE=FOLDER: another one)"
+                f"{self.state.url}: {bytes_text(needed)} are to be brought here, and the cache's disk has "
+                f"{bytes_text(free)} left (PRECAUDIT_CACHE=FOLDER: another one)"
             )
 
     def _delete_others(self, listed: Mapping[str, RemoteFile]) -> None:

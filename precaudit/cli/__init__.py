@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from precaudit.cli._groups import GROUPS
+from precaudit.numbers.bytes_text import bytes_text
 
 COMPLETE = "_PRECAUDIT_COMPLETE"  # what click's shell completion calls the program with
 SPELT = {
@@ -228,6 +229,6 @@ def _system(error: OSError) -> int:
     if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename:
         with suppress(OSError):
             free = shutil.disk_usage(os.path.dirname(error.filename) or ".").free
-            left = f" ({free / 1e6:,.1f} MB are left there)"
+            left = f" ({bytes_text(free)} are left there)"
     click.echo(f"precaudit: {where}{error.strerror or error}{left}; what was written so far is partial", err=True)
     return 2

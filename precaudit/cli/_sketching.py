@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from precaudit.cli._options import Delivery, deliver, leave_out, progress_bar, say
+from precaudit.numbers.bytes_text import bytes_text
 
 if TYPE_CHECKING:
     from precaudit.cli.trace import TraceArguments
@@ -73,7 +74,7 @@ def sketch_of_model(
         runs = sketch_programs(programs, folder, select, options, advance)
     size = sum(one.record.bytes for one in runs)
     lengths = "one length" if len(runs) == 1 else f"{len(runs)} lengths"
-    say(f"{folder}: {len(found)} prompts of {lengths}, {size / 1e6:,.2f} MB. Next: precaudit compare {folder} RUN")
+    say(f"{folder}: {len(found)} prompts of {lengths}, {bytes_text(size)}. Next: precaudit compare {folder} RUN")
     return 0
 
 

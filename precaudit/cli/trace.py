@@ -23,6 +23,7 @@ from precaudit.cli._options import (
 )
 from precaudit.cli._sketching import NAMES as SKETCHED
 from precaudit.cli._sketching import sketch_of_model, sketch_options
+from precaudit.numbers.bytes_text import bytes_text
 
 if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
@@ -182,7 +183,7 @@ def command(context: click.Context, asked: TraceArguments, filters: "Filters") -
         _deliver_recorded(found)
         say(f"Next: precaudit compare {folder}")
         return 0 if len(runs) == len(found) else 3
-    say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
+    say(f"{folder}: {len(run.points)} tensors, {bytes_text(run.record.bytes)}. Next: precaudit compare {folder}")
     return 0
 
 
@@ -296,7 +297,7 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
     points = count_text(len(r.judged_points), f"{points_text(r)} point")
     say(
         f"{folder}: {points}, {count_text(len(r.cases), 'case')} of "
-        f"{r.every_calls}, {r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
+        f"{r.every_calls}, {bytes_text(r.bytes)}. Next: precaudit compare {folder}{'' if sketch is None else ' RUN'}"
     )
     return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from precaudit.diagnosis.sameness.records import SameFormula
 from precaudit.judging.gate import gate, judge_found
 from precaudit.judging.judgement import Judgement
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
@@ -88,10 +89,6 @@ def _names_text(names: Sequence[str]) -> str:
     return f"{len(names)}: {', '.join(names[:NAMES])}{more}"
 
 
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"
-
-
 @card_of.register
 def _run(run: Run) -> Card:
     r, asked = run.record, run.record.requested
@@ -103,7 +100,7 @@ def _run(run: Run) -> Card:
             ("layers", f"{spans(asked.layers)} of {r.model.config.get('layers', '?')}"),
             ("points", _names_text(asked.points)),
             ("phases", f"{', '.join(asked.phases)}; {asked.decode_steps} decode steps"),
-            ("tensors", f"{len(run.points):,}, {_size(r.bytes)}"),
+            ("tensors", f"{len(run.points):,}, {bytes_text(r.bytes)}"),
             ("folder", str(run.folder)),
         ),
     )
@@ -118,7 +115,7 @@ def _program_run_card(run: Opened) -> Card:
             ("cases", f"{_names_text(r.cases)}; {r.every_calls} each"),
             ("points", _names_text([p.name for p in r.judged_points])),
             ("outputs", _names_text([p.name for p in r.outputs]) if r.outputs else "none is named"),
-            ("tensors", _size(r.bytes)),
+            ("tensors", bytes_text(r.bytes)),
             ("folder", str(run.folder)),
         ),
     )

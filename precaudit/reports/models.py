@@ -9,6 +9,7 @@ from precaudit.models.checkpoints.opening import Checkpoint, named_models
 from precaudit.models.checkpoints.safetensors_files import DTYPES
 from precaudit.models.configs import FAMILIES, DecoderConfig
 from precaudit.models.configs.gguf import ARCHITECTURES
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.reports.report import Report, Section
 from precaudit.schema.coverage import predicted_bytes
 from precaudit.schema.digits import count_text
@@ -69,7 +70,7 @@ def _describe(opened: Checkpoint) -> dict[str, str]:
         "model": f"{opened.name} at {opened.path}",
         "family": c.family,
         "size": f"{c.parameters / 1e6:,.1f} M parameters in "
-        f"{count_text(len(opened.hashes.paths), 'file')} of {size / 1e6:,.1f} MB",
+        f"{count_text(len(opened.hashes.paths), 'file')} of {bytes_text(size)}",
         "shape": f"{c.layers} layers, width {c.width}, {c.heads} heads over {c.kv_heads} key/value heads of "
         f"{c.head_dim}, MLP {c.mlp_width}, vocabulary {c.vocab}, context {c.context}",
         "formats": held,
@@ -103,4 +104,4 @@ def _megabytes(c: DecoderConfig, points: tuple[str, ...]) -> str:
         pad="right",
         tokens_from=None,
     )
-    return f"{predicted_bytes(requested, c, load_policy('bf16'), [TOKENS]) / 1e6:,.1f} MB"
+    return bytes_text(predicted_bytes(requested, c, load_policy("bf16"), [TOKENS]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precaudit.errors import UserError
 from precaudit.mirrors import commit, mirror_of
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.writing import PART, temporary
@@ -113,6 +114,6 @@ def check_space(folder: Path, needed: int, less: str = "record less with --layer
     free = shutil.disk_usage(place).free
     if needed > free:
         raise UserError(
-            f"no space: the run needs about {needed / 1e6:,.0f} MB, {place} has {free / 1e6:,.0f} MB left; "
+            f"no space: the run needs about {bytes_text(needed)}, {place} has {bytes_text(free)} left; "
             f"{less}, or choose another -o"
         )

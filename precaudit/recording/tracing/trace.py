@@ -13,6 +13,7 @@ from precaudit.errors import UserError
 from precaudit.models.checkpoints.tensors import count_nonfinite
 from precaudit.models.jax_decoder.sharding import check_mesh
 from precaudit.numbers.arrays import release
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.progress import Progress
 from precaudit.recording.runs import unfinished
 from precaudit.recording.runs.folders import check_space, prepare_folder
@@ -333,7 +334,7 @@ def _announcement(work: TraceWork, size: int) -> str:
     s, c, prompts = work.subject, work.subject.config, count_text(len(work.prompts), "prompt")
     model = f"{s.checkpoint.name} ({c.layers} layers, {c.parameters / 1e6:.1f} M parameters), policy {s.policy.name}"
     tokens = count_text(sum(len(p.tokens) for p in work.prompts), "token")
-    return f"{model}, {s.platform}: {prompts}, {tokens}; writes about {size / 1e6:,.1f} MB"
+    return f"{model}, {s.platform}: {prompts}, {tokens}; writes about {bytes_text(size)}"
 
 
 def weight_warnings(subject: Subject, hosts: Hosts = ALONE) -> list[str]:
@@ -341,10 +342,9 @@ def weight_warnings(subject: Subject, hosts: Hosts = ALONE) -> list[str]:
     found = []
     for name in list(subject.checkpoint.tensors.shapes())[hosts.index :: hosts.count]:
         x = subject.checkpoint.tensors.read_tensor(name)
-        bad = count_nonfinite(x)
-        release(x)
-        if bad:
+        if bad := count_nonfinite(x):
             many = "1 value is" if bad == 1 else f"{bad:,} values are"
             found.append(f"weights: tensor {name!r}: {many} NaN or infinite")
+        release(x)
     each = hosts.share("looking for NaN in the weights", "\n".join(found))
     return [line for said in each for line in said.splitlines()]
