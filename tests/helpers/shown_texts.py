@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from tests.helpers.paths import ROOT
 
@@ -34,9 +35,10 @@ def note_texts() -> Iterator[tuple[str, str]]:
                 yield name, "".join(values)
 
 
-def _sources() -> Iterator[tuple[str, list[ast.AST]]]:
-    for path in sorted((ROOT / "precaudit").rglob("*.py")):
-        yield path.name, list(ast.walk(ast.parse(path.read_text())))
+@cache
+def _sources() -> list[tuple[str, list[ast.AST]]]:
+    files = sorted((ROOT / "precaudit").rglob("*.py"))
+    return [(path.name, list(ast.walk(ast.parse(path.read_text())))) for path in files]
 
 
 def _texts(node: ast.AST, names: Names) -> Iterator[str]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -123,6 +124,7 @@ def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
     computed_by.cache_clear()
 
 
+@cache
 def imported(path, root):
     """Return the files of the package that a file imports, those of functions too; not the package's own first file."""
     names = set()

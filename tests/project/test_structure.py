@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.policies import KEYS
@@ -35,14 +36,17 @@ def modules():
             yield path, name
 
 
+@cache
 def imports(path):
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "precaudit":
-            yield from (f"precaudit.{name.name}" for name in node.names)
+            found += (f"precaudit.{name.name}" for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            found.append(node.module)
+    return found
 
 
 def floor(name):
