@@ -29,19 +29,23 @@ def _pool() -> ThreadPoolExecutor:
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread inside; the callers' threads share the cores instead."""
-    from threadpoolctl import threadpool_limits
-
     keep_freed_memory()
-    with threadpool_limits(1, user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _blas() -> Any:
+    """Return what limits the threads of NumPy's BLAS, looked for once among the libraries that are loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 @cache
 def keep_one_blas_thread() -> None:
     """Limit BLAS to one thread as long as this process lives: pieces are made in several threads of it at once."""
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(1, user_api="blas")
+    _blas().limit(limits=1, user_api="blas")
 
 
 @contextmanager

@@ -144,8 +144,14 @@ def _batches(sequences: Sequences) -> list[Batch]:
 
 
 def seconds_for(config: DecoderConfig, tokens: int) -> float:
-    """Return about how long FP64 takes for so many tokens here: its layers' products, at a rate measured now."""
+    """Return about how long FP64 takes for so many tokens here: its layers' products, at a rate measured once."""
     weights = sum(prod(shape) for name, shape in model_tensors(config).items() if name.startswith("model.layers."))
+    return 2.0 * weights * tokens / (SHARE * _product_rate())
+
+
+@cache
+def _product_rate() -> float:
+    """Return how many operations of a large FP64 product a second has on all cores."""
     x = np.ones((1024, 1024))
     took = []
     with one_blas_thread():
@@ -153,8 +159,7 @@ def seconds_for(config: DecoderConfig, tokens: int) -> float:
             began = time.perf_counter()
             each(lambda: x @ x, [()] * WORKERS)
             took.append(time.perf_counter() - began)
-    rate = WORKERS * 2 * len(x) ** 3 / min(took)
-    return 2.0 * weights * tokens / (SHARE * rate)
+    return WORKERS * 2 * len(x) ** 3 / min(took)
 
 
 def _layer(
