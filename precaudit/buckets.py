@@ -6,6 +6,7 @@ A bucket's folder or file has one below the cache folder, with a note of which o
 import hashlib
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import msgspec
 
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError, close
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.writing import PART
 
 URL = re.compile(r"([a-z][a-z0-9+.-]*)://\S+")
@@ -30,6 +32,8 @@ LOUD = ("gcsfs", "google.auth", "s3fs", "aiobotocore", "botocore", "fsspec")  # 
 IDENTITY = ("generation", "ETag", "etag", "md5Hash", "mtime", "updated", "LastModified", "last_modified", "created")
 REFUSED = re.compile(r"forbidden|access ?denied|unauthorized|\b40[13]\b|credential|permission|anonymous", re.I)
 PASSING = re.compile(r"\b(429|500|502|503|504)\b|time[d -]*out|temporar|connection|disconnected|reset by peer", re.I)
+# What is written after all else: what a database, then what resuming goes by, then what makes the rest valid.
+LAST = ("manifest.ocdbt", "batches.jsonl", "compared.json", "compare.json", "dump.json", "program.json", "run.json")
 T = TypeVar("T")
 
 
@@ -156,11 +160,26 @@ class HeldFile(msgspec.Struct, frozen=True):
     whole: bool
 
 
+def local_mark(path: Path, whole: bool) -> tuple[int, ...]:
+    """Return what tells a file here from what it was: bytes that are brought into one change its time alone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return (stat.st_ino, stat.st_size, *((stat.st_mtime_ns,) if whole else ()))
+
+
 class State(msgspec.Struct, frozen=True):
     """state.json: the URL, and the files that are here as the bucket has them, by their names below it."""
 
     url: str
     files: dict[str, HeldFile] = msgspec.field(default_factory=dict)
+
+
+def order_last(name: str) -> int:
+    """Return the place of a file among those that are written last, one after another; −1 of all others."""
+    last = name.rpartition("/")[2]
+    return LAST.index(last) if last in LAST else -1
 
 
 def mirrors() -> Path:
@@ -172,6 +191,16 @@ def mirror_root(url: str) -> Path:
     """Return where the folder or file of a URL is here."""
     url = url.rstrip("/")
     return mirrors() / name_digest(url) / (url.rpartition("/")[2].partition("?")[0] or "files")
+
+
+def check_cache_space(url: str, needed: int) -> None:
+    """Raise UserError where the disk of the cache has less than ``needed`` bytes left."""
+    free = shutil.disk_usage(mirrors().parent if mirrors().parent.exists() else Path("/")).free if needed else 0
+    if needed > free:
+        raise UserError(
+            f"{url}: {bytes_text(needed)} are to be brought here, and the cache's disk has "
+            f"{bytes_text(free)} left (PRECAUDIT_CACHE=FOLDER: another one)"
+        )
 
 
 def read_state(root: Path) -> State | None:

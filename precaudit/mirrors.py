@@ -1,16 +1,16 @@
 """Folders here that follow buckets: a URL becomes a path below the cache folder, and all code works on that.
 
 Small files are brought as they are. Of a safetensors file, which may be large, an empty (sparse) file of its size is
-made, and ``bring`` fills the bytes that are read. ``commit`` writes what changed here into the bucket: what makes the
-rest valid goes last, so that a bucket that fails half-way shows no run as whole. What did not get there is written when
-the URL is next used, unless the bucket changed since. ``state.json`` says what of the bucket is here. A path that is of
-no bucket costs a look at its beginning.
+made, and ``bring`` fills the bytes that are read; of data of a run's database, too, which ``bring_below`` brings whole.
+``commit`` writes what changed here into the bucket: what makes the rest valid goes last, so that a bucket that fails
+half-way shows no run as whole. What did not get there is written when the URL is next used, unless the bucket changed
+since. ``state.json`` says what of the bucket is here. A path that is of no bucket costs a look at its beginning.
 """
 
 import os
-import shutil
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,29 +20,30 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from precaudit.buckets import Bucket, HeldFile, RemoteFile, State, is_url, mirror_root, mirrors, name_digest, read_state
+from precaudit.buckets import (
+    Bucket,
+    HeldFile,
+    RemoteFile,
+    State,
+    check_cache_space,
+    is_url,
+    local_mark,
+    mirror_root,
+    mirrors,
+    name_digest,
+    order_last,
+    read_state,
+)
 from precaudit.errors import UserError
-from precaudit.numbers.bytes_text import bytes_text
 from precaudit.writing import PART, temporary, write_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
 FILE = "file://"
-UNREAD = (
-    ".bin",
-    ".ckpt",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".ot",
-    ".pt",
-    ".pth",
-    ".tflite",
-)  # large, and read by nobody here
-LAZY = ".safetensors"  # what is read in ranges
+# Large, and read by nobody here.
+UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".tflite")
+LAZY = re.compile(r"\.safetensors$|(^|/)tensors/(process_\d+/)?d/\w+$")  # what is brought once it is read
 BLOCK = 4 << 20  # bytes of a file that are asked for at once: a request takes as long as so many bytes
-# What is written after all else: what resuming goes by, then what makes the rest valid.
-LAST = ("batches.jsonl", "compared.json", "compare.json", "dump.json", "program.json", "run.json")
 
 
 _MIRRORS: dict[Path, "Mirror"] = {}
@@ -75,9 +76,10 @@ class Mirror:
                 self._push(changed)
                 listed = self._list()
             files = {name: x for name, x in self.state.files.items() if x.remote == listed.get(name)}
-            files = {name: x for name, x in files.items() if _local(self._path(name), x.whole) == x.local}
+            files = {name: x for name, x in files.items() if local_mark(self._path(name), x.whole) == x.local}
             self._delete_others(listed)
-            self._bring_files({name: remote for name, remote in listed.items() if name not in files}, files)
+            wanted = {name: remote for name, remote in listed.items() if name not in files}
+            self._bring_files(wanted, files, [name for name in wanted if not LAZY.search(name or self.state.url)])
             self._save(files)
             self.refreshed = True
 
@@ -87,7 +89,7 @@ class Mirror:
             changed, gone = self.list_changes()
             self._push(changed)
             if self.refreshed:  # else it is not known why they are gone
-                self._remove(sorted(gone, key=_order, reverse=True))  # what makes the rest valid goes before it
+                self._remove(sorted(gone, key=order_last, reverse=True))  # what makes the rest valid goes before it
 
     def bring(self, name: str, begin: int, end: int | None) -> None:
         """Have bytes of a file here; raises UserError where the bucket does not give them."""
@@ -115,6 +117,16 @@ class Mirror:
         except OSError as error:
             raise UserError(f"{self.bucket.named(name)}: cannot be kept here: {error.strerror or error}") from None
 
+    def bring_below(self, folder: str) -> None:
+        """Have every file below a folder here whole; raises UserError where the bucket does not give them."""
+        if not any(name.startswith(folder) and not held.whole for name, held in self.state.files.items()):
+            return
+        with self._alone():
+            files = dict(self.state.files)
+            wanted = {name: x.remote for name, x in files.items() if name.startswith(folder) and not x.whole}
+            self._bring_files(wanted, files, list(wanted))
+            self._save(files)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Be the only one, of threads and processes here, that changes what the state says."""
@@ -137,14 +149,13 @@ class Mirror:
                 self.blocks[note] = {int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")}
             return self.blocks[note]
 
-    def _bring_files(self, wanted: Mapping[str, RemoteFile], files: dict[str, HeldFile]) -> None:
-        """Bring files, and make those that are read in ranges; add them to ``files``."""
-        whole = [name for name in wanted if not (name or self.state.url).endswith(LAZY)]
+    def _bring_files(self, wanted: Mapping[str, RemoteFile], files: dict[str, HeldFile], whole: Sequence[str]) -> None:
+        """Bring files that are ``whole``, and make the others, of which nothing is here; add them to ``files``."""
         parts = {name: temporary(self._path(name)) for name in wanted}
         try:
             for part in {part.parent for part in parts.values()}:
                 part.mkdir(parents=True, exist_ok=True)
-            self._check_space(sum(wanted[name].size for name in whole))
+            check_cache_space(self.state.url, sum(wanted[name].size for name in whole))
             if whole:
                 self.bucket.read_files(whole, [parts[name] for name in whole])
             for name, remote in wanted.items():
@@ -154,21 +165,13 @@ class Mirror:
                 elif parts[name].stat().st_size != remote.size:
                     raise UserError(f"{self.bucket.named(name)}: it was cut off, or changed, while it was read")
                 parts[name].replace(self._path(name))
-                files[name] = HeldFile(remote, _local(self._path(name), name in whole), name in whole)
+                files[name] = HeldFile(remote, local_mark(self._path(name), name in whole), name in whole)
         except OSError as error:
             raise UserError(f"{self.state.url}: cannot be kept here: {error.strerror or error}") from None
         finally:
             for part in parts.values():
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
-
-    def _check_space(self, needed: int) -> None:
-        free = shutil.disk_usage(mirrors().parent if mirrors().parent.exists() else Path("/")).free if needed else 0
-        if needed > free:
-            raise UserError(
-                f"{self.state.url}: {bytes_text(needed)} are to be brought here, and the cache's disk has "
-                f"{bytes_text(free)} left (PRECAUDIT_CACHE=FOLDER: another one)"
-            )
 
     def _delete_others(self, listed: Mapping[str, RemoteFile]) -> None:
         """Delete what the bucket does not have, and folders that are empty then."""
@@ -183,7 +186,7 @@ class Mirror:
     def list_changes(self) -> tuple[list[str], list[str]]:
         """Return the names of files that the bucket does not have as they are here, and of those that are gone here."""
         here, held = self._here(), self.state.files
-        changed = [n for n in here if n not in held or _local(self._path(n), held[n].whole) != held[n].local]
+        changed = [n for n in here if n not in held or local_mark(self._path(n), held[n].whole) != held[n].local]
         return changed, [n for n in held if n not in here]
 
     def _here(self) -> list[str]:
@@ -194,13 +197,13 @@ class Mirror:
         return [name for name in names if not any(part.endswith(PART) for part in name.split("/"))]
 
     def _push(self, changed: list[str]) -> None:
-        last = sorted((name for name in changed if _order(name) >= 0), key=_order)
-        for names in ([name for name in changed if _order(name) < 0], *([name] for name in last)):
+        last = sorted((name for name in changed if order_last(name) >= 0), key=order_last)
+        for names in ([name for name in changed if order_last(name) < 0], *([name] for name in last)):
             if names:
                 self._write(names)
 
     def _write(self, names: list[str]) -> None:
-        before = [_local(self._path(name), True) for name in names]
+        before = [local_mark(self._path(name), True) for name in names]
         found = self.bucket.write_files(names, [self._path(name) for name in names])
         for name, remote, local in zip(names, found, before, strict=True):
             if remote.size != local[1]:
@@ -225,21 +228,6 @@ class Mirror:
         """Return the file that says which bytes of another are here."""
         inode = self._path(name).stat().st_ino
         return self.root.parent / f"{name_digest(f'{name} {remote.mark} {remote.size} {inode} {BLOCK}')}.blocks"
-
-
-def _local(path: Path, whole: bool) -> tuple[int, ...]:
-    """Return what tells a file here from what it was: bytes that are brought into one change its time alone."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return (stat.st_ino, stat.st_size, *((stat.st_mtime_ns,) if whole else ()))
-
-
-def _order(name: str) -> int:
-    """Return the place of a file among those that are written last, one after another; −1 of all others."""
-    last = name.rpartition("/")[2]
-    return LAST.index(last) if last in LAST else -1
 
 
 def local_path(url: str, anew: bool = True) -> Path:
@@ -292,6 +280,18 @@ def bring(path: Path, begin: int = 0, end: int | None = None) -> None:
         mirror.bring(_name(mirror, path), begin, end)
 
 
+def bring_below(folder: Path) -> None:
+    """Have all files below a folder here before they are read, where it is one of a bucket."""
+    if (mirror := mirror_of(folder)) is not None:
+        mirror.bring_below(f"{name}/" if (name := _name(mirror, folder)) else "")
+
+
+def refresh(path: Path) -> None:
+    """Make a folder what its bucket has by now, where it has one: what is here alone has to be committed before."""
+    if (mirror := mirror_of(path)) is not None:
+        mirror.refresh()
+
+
 def commit(path: Path) -> None:
     """Write what changed in a run's folder into its bucket, where it has one."""
     if (mirror := mirror_of(path)) is not None:
@@ -302,6 +302,11 @@ def commit_all() -> None:
     """Write what changed into every bucket that this process uses."""
     for mirror in list(_MIRRORS.values()):
         mirror.commit()
+
+
+def leave_to_others() -> None:
+    """Have this process write nothing more into buckets, since another one does."""
+    _MIRRORS.clear()
 
 
 def takes_urls(function: Callable[P, R]) -> Callable[P, R]:

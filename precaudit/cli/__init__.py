@@ -125,8 +125,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="precaudit")
     code = run(sys.argv[1:])
-    if code and (hosts := sys.modules.get("precaudit.recording.runs.hosts")) is not None and hosts.hosts_here().several:
-        hosts.hosts_here().leave(code)  # the others may wait for what does not come
+    hosts = sys.modules.get("precaudit.recording.runs.hosts")
+    if hosts is not None and (code or hosts.STATUS in os.environ) and hosts.hosts_here().several:
+        if code:
+            hosts.hosts_here().leave(code)  # the others may wait for what does not come
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        hosts.tell_parent(b"done")
     sys.exit(code)
 
 

@@ -17,6 +17,7 @@ import click
 
 from precaudit.cli import _options
 from precaudit.errors import UserError
+from precaudit.mirrors import leave_to_others
 from precaudit.recording.runs.hosts import STATUS
 
 NAMES = ("coordinator", "processes", "process", "wait")
@@ -117,6 +118,7 @@ def _check(coordinator: str, processes: int | None, process: int | None, wait: f
 
 def _in_child(coordinator: str, processes: int | None, process: int | None, wait: float) -> int:
     """Run this command in a child, show what it says and not what JAX's libraries do, and say why it was ended."""
+    leave_to_others()
     read, write = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-m", "precaudit", *sys.argv[1:]],
@@ -142,10 +144,16 @@ def _in_child(coordinator: str, processes: int | None, process: int | None, wait
         thread.join()
     said = os.read(read, 64)
     os.close(read)
-    joined = said.startswith(b"joined")
-    if code >= 0 or said.endswith(b"left"):
-        return code if code > 0 else 2 if code else 0
-    raise UserError(_ended(-code, joined, coordinator, processes, process, wait))
+    if (exit_code := _exit_code(code, said)) is not None:
+        return exit_code
+    raise UserError(_ended(-code, said.startswith(b"joined"), coordinator, processes, process, wait))
+
+
+def _exit_code(code: int, said: bytes) -> int | None:
+    """Return the exit code of a child that ended with ``code`` after it said this; None where a signal ended it."""
+    if said.endswith(b"done"):
+        return 0  # JAX may end a process while all shut down
+    return code if code >= 0 else 2 if said.endswith(b"left") else None
 
 
 def _pass_on(source: IO[str], target: IO[str]) -> None:

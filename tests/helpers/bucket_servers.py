@@ -20,20 +20,24 @@ from xml.sax.saxutils import escape
 class Faults:
     """``after``: how many writes succeed, None for all; ``code``: what the others get; ``times``: how many fail.
 
-    ``reads_refused``: every read is answered 403. ``asked``: what was asked for, (method, key, range).
+    ``reads_refused``: every read is answered 403. ``closed``: so is a write to a key that holds it.
+    ``asked``: what was asked for, (method, key, range).
     """
 
     after: int | None = None
     code: int = 403
     times: int = 1 << 30
     reads_refused: bool = False
+    closed: str = ""
     writes: int = 0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def refuse(self, method: str) -> int | None:
+    def refuse(self, method: str, key: str) -> int | None:
         """Return what a request fails with; None for one that does not."""
         if method in ("GET", "HEAD"):
             return 403 if self.reads_refused else None
+        if self.closed and self.closed in key:
+            return 403
         self.writes += 1
         if self.after is None or self.writes <= self.after or self.times == 0:
             return None
@@ -60,7 +64,7 @@ class Objects(BaseHTTPRequestHandler):
 
     def refused(self, key):
         self.faults.asked.append((self.command, key, self.headers.get("Range", "")))
-        code = self.faults.refuse(self.command)
+        code = self.faults.refuse(self.command, key)
         if code is not None:
             self.body()
             self.answer(json.dumps({"error": {"code": code, "message": "no"}}).encode(), code)
@@ -173,8 +177,8 @@ class Google(Objects):
             return
         boundary = self.headers["Content-Type"].partition("boundary=")[2].strip("\"'").encode()
         parts = self.body().split(b"--" + boundary)
-        about, data = (part.partition(b"\n\n" if b"\r\n\r\n" not in part else b"\r\n\r\n")[2] for part in parts[1:3])
-        data = data.removesuffix(b"\n").removesuffix(b"\r")
+        end = b"\r\n" if parts[1].startswith(b"\r\n") else b"\n"
+        about, data = (part.partition(end + end)[2].removesuffix(end) for part in parts[1:3])
         key = json.loads(about)["name"]
         self.answer(json.dumps(self.about(self.store(key, data))).encode())
 

@@ -17,7 +17,7 @@ from precaudit.cli._urls import paths_for
 from precaudit.errors import UserError
 from precaudit.mirrors import bring, commit, local_path, mirror_of, mirrors
 from precaudit.models.checkpoints.safetensors_files import SafetensorsFiles
-from precaudit.recording.runs.folders import prepare_folder
+from precaudit.recording.runs.arrays import Arrays, Part, WrittenArray
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_is_said_in_a_line(memory, monkeypatch):
     bring(path)
     assert path.read_bytes() == save({"a": np.zeros(9)})
     memory.pipe_file("/b/m/large", b"1" * 100)
-    monkeypatch.setattr("precaudit.mirrors.shutil.disk_usage", lambda _: type("Usage", (), {"free": 9})())
+    monkeypatch.setattr("precaudit.buckets.shutil.disk_usage", lambda _: type("Usage", (), {"free": 9})())
     with pytest.raises(UserError, match=r"are to be brought here, and the cache's disk has"):
         local_path("memory://b/m")
 
@@ -277,12 +277,20 @@ def test_bytes_that_are_cut_off_are_not_taken(memory, monkeypatch):
     assert path.read_bytes() == save({"a": np.zeros(9)})
 
 
-@pytest.mark.usefixtures("memory")
-def test_several_processes_write_to_no_bucket(monkeypatch):
-    hosts = type("Two", (), {"several": True})()
-    monkeypatch.setattr("precaudit.recording.runs.folders.hosts_here", lambda: hosts)
-    with pytest.raises(UserError, match="several processes write to a folder that all hosts share"):
-        prepare_folder(local_path("memory://b/m"), force=False)
+def test_a_database_is_brought_once_it_is_read_and_its_manifest_is_written_last(memory, tmp_path, monkeypatch):
+    wrote, x = failing(memory, monkeypatch, (), None), np.arange(8.0)
+    folder = local_path("memory://b/m")
+    Arrays(folder / "tensors").write([WrittenArray("a/q", (8,), "float64", (8,), (Part((0,), x),))], metadata=True)
+    commit(folder)
+    assert wrote[-1] == "m/tensors/manifest.ocdbt"
+    elsewhere(monkeypatch, tmp_path)
+    folder = local_path("memory://b/m")
+    [data] = (folder / "tensors" / "d").iterdir()
+    assert data.stat().st_blocks == 0
+    assert np.array_equal(Arrays(folder / "tensors").read("a/q"), x)
+    assert data.stat().st_blocks > 0
+    commit(folder)
+    assert len(wrote) == 2
 
 
 def test_a_folder_beside_a_mirror_is_none(memory):

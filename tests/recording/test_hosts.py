@@ -124,6 +124,14 @@ def test_what_is_said_of_a_child_that_was_ended():
     assert said(6, True, processes=None, process=None).startswith("this process lost another one, ")
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "given"),
+    [(0, b"joined", 0), (1, b"joined", 1), (-6, b"joinedleft", 2), (-6, b"joined", None), (-6, b"joineddone", 0)],
+)
+def test_a_child_that_has_done_all_may_end_as_it_likes(code, said, given):
+    assert _hosts._exit_code(code, said) == given
+
+
 def test_what_libraries_print_is_not_shown():
     """Nor the lines that follow theirs, up to the next of ours."""
     lines = ["a table\n", "E1128 23:00:00 client.cc] gone\n", "  of it\n", "precaudit: said\n", "more\n"]

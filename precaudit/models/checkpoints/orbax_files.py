@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.mirrors import bring_below
 from precaudit.models.checkpoints.names import (
     NAMES,
     Layout,
@@ -52,6 +53,7 @@ class OrbaxFiles:
     @classmethod
     def open(cls, folder: Path, layout: Layout, config: DecoderConfig) -> "OrbaxFiles":
         """Read the checkpoint's metadata; raises UserError where it is broken or lacks a tensor of the map."""
+        bring_below(folder)
         root = checkpoint_path(folder, layout)
         stored, ocdbt, zarr3 = _metadata(root)
         entries = {}

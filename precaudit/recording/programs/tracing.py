@@ -20,6 +20,7 @@ from precaudit.interpreters.jaxpr.sketches import with_sketches
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.interpreters.tpu.target import Target
+from precaudit.mirrors import by_url
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.chips import chips_note
 from precaudit.recording.programs.disturbance import note_disturbance, outputs_apart
@@ -99,7 +100,7 @@ def trace_program(
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=options.reference, taps=select.taps,
         cases=tuple(program.cases), layers=layers, asked=None if select.points is None else tuple(select.points),
-        policy=_announced_policy(program), origin=program.weights,
+        policy=_announced_policy(program), origin=program.weights and by_url(program.weights),
         device=str(jax.devices()[0]) if target is None else device_name(target),
         command=options.command, flushes=True if target is not None else device_flushes(),
         warnings=(

@@ -12,23 +12,24 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.mirrors import commit
-from precaudit.recording.runs.arrays import TENSORS, Arrays, arrays_hash, read_arrays
+from precaudit.recording.runs.arrays import TENSORS, arrays_hash, read_arrays
 from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
 from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest, write_tensors
-from precaudit.recording.runs.shards import check_shared, note_shard, remove_shards
+from precaudit.recording.runs.shards import Shards, check_shared
 from precaudit.recording.tracing.parts import Spread
 
 
 @dataclass
 class CallWriter:
-    """Writes what calls hold below a run's folder, one case after another.
+    """Writes what calls hold below a run's folder, one case after another; ``shards``: of several processes.
 
     ``pending``: names of what this case wrote whose hash is not known yet, since parts lie with several processes.
     """
 
     folder: Path
     hosts: Hosts = field(default_factory=hosts_here)
+    shards: Shards = field(init=False)
     pending: list[str] = field(default_factory=list)
     bytes: int = 0
 
@@ -57,21 +58,22 @@ class CallWriter:
     def _write_parts(self, name: str, tensors: Mapping[str, Any]) -> None:
         first, below = self.hosts.first, name.removeprefix(f"{TENSORS}/")
         arrays = [Spread.of(x, first).whole(f"{below}/{k}") for k, x in tensors.items()]
-        self.bytes += Arrays(self.folder / TENSORS).write(arrays, metadata=first)
+        self.bytes += self.shards.arrays.write(arrays, metadata=first)
         self.pending.append(name)
 
     def end(self, case: str) -> tuple[dict[str, str], int]:
         """Return the hashes that were not known, and the bytes of a case, once every process has written its parts.
 
-        Each process reads some of what all wrote, as it lies on the disk.
+        Each reader (``Shards``) reads some of what all wrote, as it lies on the disk.
         """
         hosts, what = self.hosts, f"writing {case}"
         names, written, self.pending, self.bytes = self.pending, self.bytes, [], 0
         if not hosts.several:
             return {}, written
-        note_shard(self.folder, hosts.index, [case], written)
-        hosts.share(what)
-        own = {name: arrays_hash(read_arrays(self.folder, name)) for name in names[hosts.index :: hosts.count]}
+        self.shards.share(what, [case], written)
+        readers = self.shards.readers
+        mine = names[hosts.index :: readers] if hosts.index < readers else []
+        own = {name: arrays_hash(read_arrays(self.folder, name)) for name in mine}
         found, total = dict[str, str](), 0
         for said in hosts.share(what, msgspec.json.encode((own, written)).decode()):
             hashes, nbytes = msgspec.json.decode(said, type=tuple[dict[str, str], int])
@@ -88,13 +90,13 @@ class CallWriter:
         """Return once program.json is there; raises UserError where a process does not see it."""
         if self.hosts.several:
             check_shared(self.folder / MANIFEST, self.hosts)
+            self.shards = Shards(self.folder, self.hosts)
 
     def finish(self, record: ProgramRun) -> None:
         """Write program.json of a run that is whole; return once it is there."""
         self.manifest(record)
-        if self.hosts.first:
-            remove_shards(self.folder)
-        self.hosts.share("the end of the run")
+        if self.hosts.several:
+            self.shards.finish()
 
 
 def sketched(inputs: Any, held: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from precaudit.errors import UserError
+from precaudit.mirrors import bring_below
 from precaudit.recording.runs.hashes import tensor_hash
 
 if TYPE_CHECKING:
@@ -60,11 +61,12 @@ def cell_of(shape: Sequence[int], starts: Iterable[Sequence[int]]) -> tuple[int,
 
 
 class Arrays:
-    """The arrays in a folder."""
+    """The arrays in a folder, all of which is here once this is made."""
 
     def __init__(self, folder: Path) -> None:
         import tensorstore as ts
 
+        bring_below(folder)
         self.folder, self._ts = folder, ts
         self._base = {"driver": "file", "path": f"{folder.resolve()}/"}
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
@@ -99,6 +101,19 @@ class Arrays:
                 raise OSError(28, "No space left on device", str(self.folder)) from None
             raise OSError(5, f"cannot be written: {str(error).splitlines()[0]}", str(self.folder)) from None
         return written
+
+    def enter(self, folder: Path) -> None:
+        """Enter what another database holds, in a folder below this one, where its data stay; raises UserError."""
+        bring_below(folder)
+        base = {"driver": "file", "path": f"{folder.resolve()}/"}
+        try:
+            theirs, ours = (
+                self._ts.KvStore.open({"driver": "ocdbt", "base": x}, context=self._context).result()
+                for x in (base, self._base)
+            )
+            theirs.experimental_copy_range_to(ours).result()
+        except ValueError as error:
+            raise UserError(f"{folder}: cannot be read ({str(error)[:200]}); trace again") from None
 
     def entry(self, name: str) -> Entry | None:
         """Return what an array is; None where there is none."""

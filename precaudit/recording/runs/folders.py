@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 from precaudit.errors import UserError
-from precaudit.mirrors import commit, mirror_of
+from precaudit.mirrors import commit
 from precaudit.numbers.bytes_text import bytes_text
-from precaudit.recording.runs.hosts import hosts_here
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.writing import PART, temporary
 
@@ -85,8 +84,6 @@ def check_folder(folder: Path, force: bool) -> bool:
 def prepare_folder(folder: Path, force: bool) -> None:
     """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
     folder = follow_link(folder)
-    if mirror_of(folder) is not None and hosts_here().several:
-        raise UserError(f"{folder}: several processes write to a folder that all hosts share, and not to a bucket")
     if check_folder(folder, force):
         folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from precaudit.errors import PrecauditError, ToldElsewhere, UserError
+from precaudit.mirrors import by_url
 
 STATUS = "PRECAUDIT_HOSTS_STATUS"  # the descriptor by which a process tells the one that started it (cli/_hosts.py)
 WAIT = 300.0  # seconds that a process waits for others, unless it is said
@@ -87,9 +88,7 @@ class Hosts:
 
     def leave(self, code: int) -> None:
         """End this process with an exit code, without waiting for others; the first stays until they have gone."""
-        with suppress(Exception):  # from here on it does not matter how JAX ends this process
-            if STATUS in os.environ:
-                os.write(int(os.environ[STATUS]), b"left")
+        tell_parent(b"left")
         with suppress(Exception):
             self.client.key_value_set(f"{LEFT}/{self.index}", "left")
             until = time.monotonic() + (4 * GRACE if code else STAY)
@@ -119,6 +118,13 @@ class Hosts:
 
 
 ALONE = Hosts()
+
+
+def tell_parent(word: bytes) -> None:
+    """Tell the process that started this one how far it is: after the last word it does not matter how JAX ends it."""
+    with suppress(Exception):
+        if STATUS in os.environ:
+            os.write(int(os.environ[STATUS]), word)
 
 
 @lru_cache(maxsize=1)
@@ -168,7 +174,8 @@ def lost_others(error: BaseException) -> bool:
 
 
 def _json(facts: Mapping[str, str]) -> str:
-    return msgspec.json.encode(dict(facts)).decode()
+    """Return facts as text; what follows a bucket lies in a folder of each process's own, and has its URL here."""
+    return msgspec.json.encode({by_url(name): by_url(x) for name, x in facts.items()}).decode()
 
 
 def _opaque(text: str) -> bool:

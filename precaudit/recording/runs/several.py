@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from precaudit.recording.runs.arrays import TENSORS, Arrays, WrittenArray
+from precaudit.recording.runs.arrays import TENSORS, WrittenArray
 from precaudit.recording.runs.hosts import Hosts
-from precaudit.recording.runs.shards import SHARDS, check_shared, note_shard, remove_shards
+from precaudit.recording.runs.shards import SHARDS, Shards, check_shared
 from precaudit.recording.runs.writer import RunWriter, SharedTensor, point_record
 from precaudit.schema.records.lines import decode_lines, encode
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
@@ -15,8 +15,8 @@ from precaudit.writing import write_whole
 class SharedWriter:
     """Writes a run as ``RunWriter``, in each of several processes.
 
-    A batch is there once every process has written its parts of it. Then each process reads some of the tensors whole,
-    as they lie on the disk, and takes their hashes and statistics; the first writes the lines of all.
+    A batch is there once every process has written its parts of it. Then each reader (``Shards``) reads some of the
+    tensors whole, as they lie on the disk, and takes their hashes and statistics; the first writes the lines of all.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class SharedWriter:
         self.folder, self.hosts = folder, hosts
         self._tables = RunWriter(folder, run, prompts, kept) if hosts.first else None
         check_shared(folder / "run.json", hosts)
-        self._arrays = Arrays(folder / TENSORS)
+        self._shards = Shards(folder, hosts)
         self._batch: list[SharedTensor] = []
         self._bytes = self._batches = 0
 
@@ -36,32 +36,32 @@ class SharedWriter:
 
     def write_parts(self, tensors: Sequence[SharedTensor], arrays: Sequence[WrittenArray]) -> None:
         """Write the parts held here of what a call made."""
-        self._bytes += self._arrays.write(arrays, metadata=self.hosts.first)
+        self._bytes += self._shards.arrays.write(arrays, metadata=self.hosts.first)
         self._batch += tensors
 
     def mark(self, batch: BatchRecord) -> None:
         """Note that all of a batch is written by every process."""
         hosts, what = self.hosts, f"writing {', '.join(batch.prompts)}"
-        note_shard(self.folder, hosts.index, batch.prompts, self._bytes)
-        hosts.share(what)
-        lines = [self._line(t) for t in self._batch[hosts.index :: hosts.count]]
+        self._shards.share(what, batch.prompts, self._bytes)
+        readers = self._shards.readers
         self._batches += 1
-        write_whole(self._lines_of(hosts.index), b"".join(map(encode, lines)), inside=True)
+        if hosts.index < readers:
+            lines = [self._line(t) for t in self._batch[hosts.index :: readers]]
+            write_whole(self._lines_of(hosts.index), b"".join(map(encode, lines)), inside=True)
         written = sum(map(int, hosts.share(what, str(self._bytes))))
         if self._tables is not None:
             found: list[PointRecord | None] = [None] * len(self._batch)
-            for i in range(hosts.count):
+            for i in range(readers):
                 path = self._lines_of(i)
-                found[i :: hosts.count] = list(decode_lines(path.read_bytes(), PointRecord, str(path)))
+                found[i::readers] = list(decode_lines(path.read_bytes(), PointRecord, str(path)))
                 path.unlink()
             self._tables.points((p for p in found if p is not None), written)
             self._tables.mark(batch)
         self._batch, self._bytes = [], 0
 
     def _line(self, t: SharedTensor) -> PointRecord:
-        return point_record(
-            t, self._arrays.read(f"{t.file.removeprefix(TENSORS + '/')}/{t.key}"), t.prompt, t.phase, t.step, t.file
-        )
+        values = self._shards.arrays.read(f"{t.file.removeprefix(TENSORS + '/')}/{t.key}")
+        return point_record(t, values, t.prompt, t.phase, t.step, t.file)
 
     def _lines_of(self, process: int) -> Path:
         return self.folder / SHARDS / f"points.{self._batches}.{process}.jsonl"
@@ -70,8 +70,7 @@ class SharedWriter:
         """Write run.json with ``finished`` once all processes have written all; return it when it is written."""
         if self._tables is not None:
             run = self._tables.finish(run)
-            remove_shards(self.folder)
-        self.hosts.share("the end of the run")
+        self._shards.finish()
         return run
 
     def close(self) -> None:
