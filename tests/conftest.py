@@ -15,6 +15,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from exams.cut import Cut, cut
+
 allow_libtpu()
 settings.register_profile("precaudit", deadline=None)  # timings are no tests
 settings.load_profile("precaudit")
@@ -24,8 +26,18 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 LONG = {f"test_{name}" for name in ("audited_cases", "predicted_runs", "program_textbook", "programs", "smollm2")}
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--part", type=cut, default=Cut(), help="K/N: the K-th of N parts of the tests; today/N")
+
+
+@pytest.hookimpl(trylast=True)  # of what -m has chosen
+def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.stem not in LONG)
+    functions = dict.fromkeys(item.nodeid.partition("[")[0] for item in items)
+    chosen = set(config.getoption("--part").of(list(functions)))
+    left_out = [item for item in items if item.nodeid.partition("[")[0] not in chosen]
+    items[:] = [item for item in items if item.nodeid.partition("[")[0] in chosen]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True, scope="session")

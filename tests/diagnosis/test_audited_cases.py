@@ -18,6 +18,7 @@ from tests.helpers.audited_cases import CASES, audited, program
 from tests.helpers.selected import few
 
 
+@pytest.mark.slow  # 19 s
 @pytest.mark.parametrize("name", ["late_query.py:bug"])
 def test_a_query_turned_late_is_named(name, tmp_path):
     found = audited(tmp_path, name, mapped=True)
@@ -27,6 +28,7 @@ def test_a_query_turned_late_is_named(name, tmp_path):
     assert "position" in first.says
 
 
+@pytest.mark.slow  # 7 s
 def test_a_decode_after_a_prefill_elsewhere_starts_where_its_cache_ends(tmp_path):
     """Past keys are those of the cache that the first call is given."""
     found = audited(tmp_path, "past_length.py:ok_after", mapped=True)
@@ -34,6 +36,7 @@ def test_a_decode_after_a_prefill_elsewhere_starts_where_its_cache_ends(tmp_path
     assert max(value(e.rel_l2) for e in found.records if e.kind == "formula") <= 1e-9
 
 
+@pytest.mark.slow  # 6 s
 def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
     found = audited(tmp_path, "past_length.py:bug_after", mapped=True)
     assert found.broken() >= {(0, 0, "q_rot")}
@@ -53,6 +56,7 @@ def test_a_past_length_that_is_one_too_small_is_told(tmp_path):
     assert not [n for n in right.judgement.notes if "too small" in n]
 
 
+@pytest.mark.slow  # 7 s
 def test_padding_is_counted_and_not_judged(tmp_path):
     """What a program makes at rows that no sequence has is nobody's; the lengths are one of its inputs."""
     found = audited(tmp_path, "row_mask.py:ok", mapped=True)
@@ -122,6 +126,7 @@ def test_each_group_of_failing_inputs_is_explained_by_itself():
     assert re.search(r"1.00136e-5 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-6 at \S+two_faults.py:11:", tiny)
 
 
+@pytest.mark.slow  # 5 s
 @pytest.mark.parametrize("file", few(("xent.py", "xent_pallas.py"), "xent.py"))
 def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
     line = line_of(file, "jnp.dot(h")

@@ -58,6 +58,7 @@ def told(finding):
     return finding.cause, number, number
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", few(CASES, "tiny, 3e-6", "qwen3, 1e-3"))
 def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
     model, made = CASES[name]

@@ -54,6 +54,7 @@ QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns 
 KEPT = ("softmax in bf16", "stale KV entry")  # 8 s each
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", few(QUICK, *KEPT))
 def test_a_mistake_in_one_layer_is_placed_and_named(tmp_path, name):
     mistake = next(m for m in MISTAKES if m.name == name)
@@ -68,6 +69,7 @@ def test_a_mistake_in_all_layers_is_placed_and_named(tmp_path, mistake):
     assert c.right, c
 
 
+@pytest.mark.slow  # 4 s
 def test_a_harmless_rewrite_is_not_accused(tmp_path):
     found = traced(tmp_path, load("tiny", "bf16", None, "cpu", REWRITES["fused projections"]))
     assert (found.exit_code, found.findings, found.unknown) == (0, (), ())
@@ -340,6 +342,7 @@ def nan_model():
     return str(folder)
 
 
+@pytest.mark.slow  # 3 s
 def test_nan_in_caches_alone_is_no_rounding(tmp_path, capsys, monkeypatch):
     """Nothing was recorded that would say where it comes from: the cache itself is the finding.
 

@@ -68,6 +68,7 @@ def compared(tmp_path, both, step, **how):
     return found
 
 
+@pytest.mark.slow  # 9 s
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PAIRS])
 def test_a_mistake_in_one_of_two_is_found_where_it_begins_and_its_fix_is_one_formula(name, tmp_path):
     both, right, mistake, (point, call, step) = PAIRS[name]
@@ -289,6 +290,7 @@ def checkpoint(tmp_path_factory):
     return folder, replace(module.program, tokens=0)
 
 
+@pytest.mark.slow  # 12 s
 def test_a_model_is_a_program_that_reads_the_other_ones_tokens(checkpoint):
     """Its prefill beside the example's decode, whose tokens it chooses; they part by float32 tables alone."""
     folder, program = checkpoint

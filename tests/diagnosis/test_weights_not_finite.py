@@ -47,6 +47,7 @@ def printed(capsys, *words):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow  # 4 s
 def test_a_weight_between_recorded_points_is_named(tmp_path, capsys):
     folder = record(tmp_path / "run", DOWN, np.nan)
     _, said = printed(capsys, "compare", folder)

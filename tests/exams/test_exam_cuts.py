@@ -48,6 +48,12 @@ def test_ci_makes_a_cut_of_every_exam():
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_ci_makes_a_cut_of_the_slow_tests():
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^cuts: .*\n.* cut-slow$", makefile, re.MULTILINE)
+    assert '-m "slow and not oracle" --part today/28' in makefile
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [739_948, 739_961])
 def test_a_month_makes_every_cell_and_every_day_some_of_every_kind(kind, first):

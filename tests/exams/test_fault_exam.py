@@ -87,6 +87,7 @@ def judged(folder, parts, baseline=None):
     return gate(compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs")), baseline=baseline)
 
 
+@pytest.mark.slow  # 5 s
 @pytest.mark.parametrize("name", few(BROKEN, "epsilon outside the root", "cache off by one"))  # 5 s each
 def test_a_broken_decoder_fails_where_it_is_broken(tmp_path, name):
     parts, points = BROKEN[name]

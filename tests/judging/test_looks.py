@@ -65,6 +65,7 @@ def test_compare_shows_a_part_and_keeps_the_records_of_all(compared, capsys):
     assert (run.folder / "errors.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow  # 7 s
 def test_python_takes_the_same_filters(compared):
     program, run = compared
     found = precaudit.compare(run, program, points=["scores"], prompt="b")

@@ -46,6 +46,7 @@ def failed(runs, tmp_path_factory):
     return folder / "short", folder / "long", copy(folder / "changed", folder / "long", RECORDS)
 
 
+@pytest.mark.slow  # 6 s
 def test_the_gate_of_many_failures(failed):
     """Verdicts stay in a file, and groups of them are folded: 50,000 are 50 MB."""
     short, long, count = failed

@@ -140,6 +140,7 @@ def test_the_kernel_that_is_offered_is_one_that_can_run():
     assert not {"probs", "attn_out"} & dict(candidates(under("bf16", "sdpa"), plain, "cpu")).keys()
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("kernel", few(KERNELS, "flash"))  # 7 s each
 def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path, kernel):
     subject = load(str(FIXTURES / "llama-gqa"), "bf16", {"attention": kernel}, "cpu")
@@ -300,6 +301,7 @@ def model(tmp_path_factory):
     return longer("llama-gqa", tmp_path_factory.mktemp("longer") / "model")
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize(
     ("kernel", "part", "cause"),
     [pytest.param(*f, id=n, marks=() if n in QUICK else pytest.mark.slow) for f, n in zip(FAULTS, NAMES, strict=True)],

@@ -85,6 +85,7 @@ def test_the_passes_of_a_tpu_are_emulated(tmp_path, case):
     assert not local, [(v.point, v.metric, v.scope, v.value) for v in local]
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize(
     "case", few([(1, "high"), (1, "highest"), (3, "highest")], (3, "highest")), ids=str
 )  # 8 s each

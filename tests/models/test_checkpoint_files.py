@@ -473,6 +473,7 @@ def test_an_array_that_the_map_lacks_is_refused(tmp_path, capsys):
     assert run(["models", str(folder)]) == 0
 
 
+@pytest.mark.slow  # 3 s
 def test_an_orbax_model_is_traced_and_compared(tmp_path):
     tree = as_maxtext("llama-gqa")
     folder = orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')

@@ -53,6 +53,7 @@ def test_every_point_is_fp64_to_single_precision(single, name):
             assert e.mismatched == 0, e
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", few([*FAMILIES_ONCE, "granite-bias"], *FEW))
 def test_honest_rounding_passes_in_every_family(tmp_path, name):
     """No record of an honest bfloat16 run fails, and its emulation leaves less than a rounding."""
@@ -133,6 +134,7 @@ def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
     assert len(some.rows("p0", "prefill", 4, "k").positions) == len(whole.positions)  # attention needs every key
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("policy", few(["bf16-fp32-scores", "fp32-cast-decode", "fp32"], "fp32-cast-decode"))
 def test_policies_store_what_they_say(tmp_path, policy):
     run = record(tmp_path / "run", policy=policy, select=everything())
@@ -145,6 +147,7 @@ def test_policies_store_what_they_say(tmp_path, policy):
     assert all(e.unknown is None for e in errors(tmp_path / "run", accum=()))
 
 
+@pytest.mark.slow  # 6 s
 def test_another_cache_format_is_what_decode_read(tmp_path):
     record(
         tmp_path / "run",
@@ -169,6 +172,7 @@ def test_given_tokens_are_fed(tmp_path):
     assert fed[0] == fed[1]
 
 
+@pytest.mark.slow  # 8 s
 def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
     """Prefill, which rescore runs too, and decode, each bare and with taps; not one more for a device or a step."""
     programs._compile.cache_clear()
@@ -233,6 +237,7 @@ def test_gate_out_is_the_activation_of_the_gate_alone(single, name):
         assert np.linalg.norm(both - expected * projected("up")) <= 1e-6 * np.linalg.norm(both)
 
 
+@pytest.mark.slow  # 6 s
 def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
     """A part of one's own need not show what lies within its operation: that is said, and is not missing."""
     subject = load("tiny", "bf16", device="cpu")

@@ -195,6 +195,7 @@ def test_families_with_biases_norms_and_experts_are_fused_too(name):
 # Honest runs, and faulty ones
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize(
     "settings", [WAYS[0], WAYS[2], pytest.param(BOTH, marks=pytest.mark.slow)], ids=["unrolled", "fused", "both"]
 )  # 4 s each

@@ -108,6 +108,7 @@ def test_flips_of_an_honest_run_are_near_ties(tmp_path):
 ROUTER = apply_settings(load_policy("bf16"), {"router": "float32"})
 
 
+@pytest.mark.slow  # 5 s
 @pytest.mark.parametrize("stored", few(["float32", "float16"], "float32"))  # 5 s
 def test_router_logits_are_kept_in_the_policy_s_format(tmp_path, stored):
     policy = apply_settings(load_policy("bf16"), {"router": stored})
@@ -125,6 +126,7 @@ def rounding_router(x, weight, bias, a):
     return y if y.dtype == x.dtype else y.astype(x.dtype).astype(y.dtype)
 
 
+@pytest.mark.slow  # 3 s
 def test_a_router_that_rounds_where_its_policy_does_not_fails(tmp_path):
     compared = found(tmp_path, replace(Parts(), project=rounding_router), ROUTER)
     assert failing(compared) == {(0, "router"), (1, "router")}

@@ -126,6 +126,7 @@ def test_the_decoder_attends_to_the_last_keys(tmp_path, kernel):
 # Honest runs: local errors and formula with the mask, forward errors from the model itself
 
 
+@pytest.mark.slow  # 5 s
 def test_an_honest_run_passes_and_is_priced(tmp_path):
     """The forward error of logits is the distance from the full model's, here as float32 makes them."""
     given = prompts(40)
@@ -181,6 +182,7 @@ class A:
 """
 
 
+@pytest.mark.slow  # 3 s
 @pytest.mark.parametrize(
     "window", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
 )

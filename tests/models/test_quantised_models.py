@@ -190,6 +190,7 @@ def compared(folder, subject, points=POINTS, formula=False, steps=2, phases="pre
     return compare(run, options=CompareOptions(accum=(), cache=folder / "refs", formula=formula), subject=subject)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("policy", [p if p in FIRST else pytest.param(p, marks=pytest.mark.slow) for p in SHIPPED])
 def test_a_shipped_policy_passes(tmp_path, policy):
     found = compared(tmp_path, policy, formula=policy in ("kv-int8", "w8a8"))

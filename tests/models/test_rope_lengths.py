@@ -49,6 +49,7 @@ def honest(request, tmp_path_factory):
     return compared(recorded(folder / "run", request.param), folder, formula=True)
 
 
+@pytest.mark.slow  # 7 s
 def test_an_honest_run_beyond_the_context_passes(honest):
     assert {e.kind for e in honest.errors} >= {"local", "forward", "state", "formula"}
     assert not statuses(honest)

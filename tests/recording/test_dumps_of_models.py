@@ -100,6 +100,7 @@ def test_diagnose_names_the_fault(tmp_path, capsys, fault):
     assert words in capsys.readouterr().out
 
 
+@pytest.mark.slow  # 13 s
 @pytest.mark.parametrize("dtype", few([np.float32, BFLOAT16], BFLOAT16))  # 8 s
 @pytest.mark.parametrize("names", [MAP, FEW], ids=["all points", "the residual stream"])
 def test_weights_with_one_percent_of_noise_never_pass(tmp_path, dtype, names):
@@ -274,6 +275,7 @@ def test_products_in_tf32_are_said_by_a_policy(tmp_path):
     assert gate(folder).exit_code == 0
 
 
+@pytest.mark.slow  # 7 s
 def test_two_runs_are_judged_once_both_are_compared_with_fp64(tmp_path, capsys):
     ours, theirs, noisy = (
         imported(tmp_path / name, dtype=BFLOAT16, noise=noise)

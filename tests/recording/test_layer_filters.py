@@ -59,6 +59,7 @@ def keyed(errors):
     return {(e.kind, e.step, e.layer, e.point): e for e in errors}
 
 
+@pytest.mark.slow  # 25 s
 def test_layers_that_are_chosen_have_the_numbers_they_have_in_a_run_of_all(runs):
     _, (whole, every), (some, few) = runs
     assert some.record.layers == (0, 2)
@@ -111,6 +112,7 @@ def test_a_run_of_some_layers_stands_beside_one_of_all(runs):
     assert {e.rel_l2 for e in beside.errors if e.kind == "pair"} == {0.0}
 
 
+@pytest.mark.slow  # 10 s
 def test_what_needs_every_layer_says_so(runs):
     program, _, (some, _) = runs
     with pytest.raises(UserError, match="holds layers 0, 2 alone; a reference needs all of them"):

@@ -61,6 +61,7 @@ def textbook(model, layer, point, read, ids):
     return evaluate_form(usual_form, Inputs(model, layer, point, positions, values), FP64)
 
 
+@pytest.mark.slow  # 10 s
 @pytest.mark.parametrize("name", few(NAMES, "gemma2-caps"))
 def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypatch):
     """At every point of every layer, from the same recorded inputs: two programs that share no numerics.

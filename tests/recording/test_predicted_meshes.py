@@ -47,6 +47,7 @@ def local_sizes(folder):
     return {(e.point, e.phase): e.rel_l2 for e in compare(folder).errors if e.kind == "local" and e.point in SPLIT}
 
 
+@pytest.mark.slow  # 21 s
 @needs_libtpu
 def test_four_chips_add_bfloat16_parts_in_bfloat16_and_pass(four):
     record = open_run(four).record

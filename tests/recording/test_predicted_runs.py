@@ -75,6 +75,7 @@ def runs(tmp_path_factory):
     }
 
 
+@pytest.mark.slow  # 40 s
 @needs_libtpu
 @pytest.mark.parametrize("policy", ["fp32", "fp32-highest", "bf16"])
 def test_an_honest_run_passes(runs, policy):
@@ -448,6 +449,7 @@ program = precaudit.Program(call=call, params=PARAMS, cases={
 """
 
 
+@pytest.mark.slow  # 3 s
 @needs_libtpu
 def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_path, capsys, monkeypatch):
     (tmp_path / "step.py").write_text(STEP)
@@ -480,6 +482,7 @@ many, one = (precaudit.Program(call=call, params=PARAMS, cases={
 """
 
 
+@pytest.mark.slow  # 5 s
 @needs_libtpu
 @pytest.mark.parametrize(
     ("name", "compiled", "claims"),

@@ -139,6 +139,7 @@ def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     assert gate(compare_program(opened, program)).exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_a_kernel_that_is_given_a_key():
     def inputs(seed):
         return jax.random.normal(jax.random.key(seed), (4, 32)), jax.random.key(seed)

@@ -35,6 +35,7 @@ def whole(tmp_path_factory):
     return program, precaudit.compare(precaudit.trace(program, folder / "run"), program)
 
 
+@pytest.mark.slow  # 19 s
 @pytest.mark.parametrize("asked", few(["scores", "query~1,mixed", "gate,logits", "keys"], "scores"))
 def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     """Local and forward errors of some points are those of the run of all, to the last bit."""
@@ -94,6 +95,7 @@ def test_layers_points_and_cases_go_together(whole, tmp_path):
     assert not precaudit.diagnose(run, program=program).findings
 
 
+@pytest.mark.slow  # 10 s
 def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
     """At any other point that was, too, nothing is said of it but what it makes of the whole program."""
     program = replace(load_program(OWN), steps=0)

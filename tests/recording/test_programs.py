@@ -752,6 +752,7 @@ def test_budgets_that_name_nothing_of_the_program_are_refused(recorded, text, wo
         gate(recorded[1].folder, path)
 
 
+@pytest.mark.slow  # 16 s
 def test_a_baseline_of_a_program_holds_until_weights_or_inputs_change(recorded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program, opened, errors = recorded
@@ -819,6 +820,7 @@ def test_a_cache_in_eight_bits_is_recorded_and_compared(dtype, tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 13 s
 def test_the_verbs_of_the_package_take_programs(own, tmp_path):
     program = replace(own, steps=0)
     opened = precaudit.trace(program, tmp_path / "run")

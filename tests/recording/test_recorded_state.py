@@ -69,6 +69,7 @@ def altered(folder, phase, step, key, change):
     reentered(folder, "points.jsonl", enter)
 
 
+@pytest.mark.slow  # 16 s
 def test_no_format_is_guessed(tmp_path):
     """Noise that no variant makes, in a program whose formula is the reference's: unknown, not a format."""
     run = record(tmp_path / "run", select=Selection.parse(points="v", phases="prefill"))
@@ -159,6 +160,7 @@ def test_what_trace_says_it_writes_counts_hashes(six):
     assert predicted_bytes(run.record.requested, config, policy, [len(run.prompts["p0"].tokens)]) == run.record.bytes
 
 
+@pytest.mark.slow  # 4 s
 def test_a_row_that_is_stale_between_the_first_and_the_last_step_fails_and_is_named(tmp_path):
     mistake = next(m for m in MISTAKES if m.name == "stale KV entry in steps 1 to 4")
     found = asked(tmp_path, mistake)
@@ -228,6 +230,7 @@ def moved(change):
     return Mistake("moved", "attend", part, "attn_out", "state", None)
 
 
+@pytest.mark.slow  # 7 s
 @pytest.mark.parametrize(
     ("change", "cause", "says"),
     [
@@ -356,6 +359,7 @@ def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
     assert seen == [[len(run.prompts["p0"].tokens) - 1]]
 
 
+@pytest.mark.slow  # 5 s
 def test_a_run_by_prompt_is_its_lines_of_that_prompt(tmp_path):
     """In memory or in their file, where a batch writes its prompts' lines in turn."""
     record(tmp_path / "run", prompts=["def f(x):", "one two three"], batch=2, select=Selection.parse(layers="0"))

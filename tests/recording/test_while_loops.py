@@ -54,6 +54,7 @@ def altered(opened, point, at):
     return open_program_run(opened.folder)
 
 
+@pytest.mark.slow  # 11 s
 def test_a_generation_loop_passes_and_its_iterations_are_as_many_as_it_took(run):
     program, opened, errors = run
     assert [(x.iterations, x.source) for x in opened.record.loops] == [(11, "generation_loop.py:52")]

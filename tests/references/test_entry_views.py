@@ -92,6 +92,7 @@ def honest(tmp_path_factory):
     return opened, compare_program(opened, program)
 
 
+@pytest.mark.slow  # 3 s
 def test_every_position_that_decode_saw_is_seen_by_rescore(honest):
     opened, errors = honest
     found = {(p.prompt, p.step): p for p in errors.prefill_decode if p.view == "decode"}
@@ -141,6 +142,7 @@ def test_a_cache_in_int8_is_no_other_function(tmp_path):
     assert not [v for v in gate(opened.folder).verdicts if v.status == "fail"]
 
 
+@pytest.mark.slow  # 3 s
 def test_rows_of_a_batch_are_told_apart(tmp_path):
     program = served(batch=True)
     opened = trace_program(program, tmp_path / "run")
@@ -150,6 +152,7 @@ def test_rows_of_a_batch_are_told_apart(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_what_nothing_sees_twice_is_said(tmp_path):
     for how in ({"again": False}, {"tokens": None}):
         program = served(**how)
@@ -200,6 +203,7 @@ def test_diagnose_finds_nothing_where_entry_points_agree(honest):
     assert found.explained == gate(opened.folder).counts["pass"]
 
 
+@pytest.mark.slow  # 7 s
 def test_a_position_that_decode_skips_is_seen(tmp_path):
     """Positions turn the state here, as RoPE does: decode begins one too far on, or one too early."""
 
@@ -345,6 +349,7 @@ def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 3 s
 def test_nan_in_one_view_alone_fails_there_and_is_told(tmp_path, recwarn):
     """Chains of many draws, which decide whether an infinity is rounding's, go on from the entry point before, too."""
 
@@ -375,6 +380,7 @@ def test_a_view_on_several_devices_is_one_function(tmp_path):
     assert all(apart > 1e-3 for *_, apart in told["wrong"]["views"])
 
 
+@pytest.mark.slow  # 10 s
 def test_a_view_that_is_another_function_fails_by_its_name(tmp_path):
     def mixed(params, tokens, _start):
         logits, held = prefill(params, tokens)

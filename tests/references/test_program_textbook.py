@@ -133,6 +133,7 @@ def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
     assert alone <= points
 
 
+@pytest.mark.slow  # 10 s
 def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     """The whole way: records, verdicts that inherit, one finding, exit codes."""
     program = written(tmp_path / "code", "10000.0 **", "500000.0 **")
@@ -272,6 +273,7 @@ def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
     assert {f.cause for f in found.findings} == {"epsilon 3e-5"}
 
 
+@pytest.mark.slow  # 10 s
 def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
     program, opened = recorded
     names = tmp_path / "names.toml"
@@ -301,6 +303,7 @@ def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
     assert diagnose_program(opened, program).exit_code == 0
 
 
+@pytest.mark.slow  # 9 s
 def test_what_the_gate_fails_is_a_finding_or_more(recorded):
     """Forward errors alone: no segment says why, and it is no clean bill."""
     program, opened = recorded
@@ -614,6 +617,7 @@ DECLARED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("name", few(DECLARED, "norm", "angles"))  # 10 s each
 def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
     """Up to twice the error that float32 inside leaves is a note with its price; beyond, gate and diagnose fail it."""

@@ -91,6 +91,7 @@ def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
     assert {step for _, step in made} == set(range(opened.record.calls))
 
 
+@pytest.mark.slow  # 15 s
 @pytest.mark.parametrize(
     ("policy", "scores", "point", "cause"),
     [
@@ -113,6 +114,7 @@ def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, p
     assert f"{point} of layer 0" in found[0].says
 
 
+@pytest.mark.slow  # 16 s
 @pytest.mark.parametrize(
     ("read", "kind", "cause", "says"),
     [
@@ -142,6 +144,7 @@ def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path
     assert not diagnose_program(opened, program).findings
 
 
+@pytest.mark.slow  # 12 s
 def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
     """Norms read the stream as it was before it was rounded: without what made that, they are no fault."""
     program = prefill_call(subject(), {"a": IDS})
@@ -207,6 +210,7 @@ def test_of_a_batch_the_sequence_that_is_off_is_told(tmp_path):
     assert {e.point for e in off} == {"attn_out"}
 
 
+@pytest.mark.slow  # 12 s
 def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
     """Two layers' values exchanged: believed without ``weights``, a finding with it."""
     of = subject()

@@ -124,6 +124,7 @@ def test_json_in_a_script_is_json_and_ends_nothing(text):
     assert json.loads(made) == {"a": [plain(text), 1, None], plain(text): True}
 
 
+@pytest.mark.slow  # 5 s
 def test_text_of_others_acts_nowhere_in_the_page(hostile):
     text = html.render(hostile)
     page = inert(text)

@@ -111,6 +111,7 @@ def test_arrows_tab_and_enter_walk_over_a_model_s_run(honest):
     asyncio.run(sit())
 
 
+@pytest.mark.slow  # 4 s
 def test_filters_are_those_of_the_command_line_and_a_selection_is_one(honest):
     async def sit():
         async with opened(honest) as (sitting, pilot):

@@ -66,6 +66,7 @@ def swept(tmp_path_factory):
     return folder, given, code, [json.loads(x) for x in (folder / "out" / "sweep.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow  # 10 s
 def test_every_policy_is_a_row_with_what_it_costs(swept):
     _, _, code, rows = swept
     assert code == 3  # one of them cannot run
@@ -134,6 +135,7 @@ def test_wrong_use_is_said(more, told, tmp_path, capfd):
     assert not (tmp_path / "x" / "bf16" / "run.json").exists()
 
 
+@pytest.mark.slow  # 11 s
 @needs_libtpu
 def test_a_tpu_that_is_not_here_is_predicted_in_a_column(tmp_path, capfd):
     given = ["sweep", *PROMPT, *DRAW, "--policy", "fp32", "--tpu", "v5e", "-o", str(tmp_path / "out"), "--json"]

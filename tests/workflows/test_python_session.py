@@ -104,6 +104,7 @@ def shown(x):
     return text, " ".join(parsed.text)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_cell_prints_a_few_lines(honest, own):
     errors = precaudit.compare(own, program(HOSTILE, "b"))
     for x in (
@@ -254,6 +255,7 @@ def test_frames_of_pairs_and_verdicts(honest, faulty):
 # Keywords
 
 
+@pytest.mark.slow  # 3 s
 def test_keywords_are_the_command_line_s(tmp_path):
     run = precaudit.trace(
         "tiny", tmp_path / "run", prompts=["Hello", "x = 1"], layers=0, points=["q", "logits"], phases="prefill",
@@ -328,6 +330,7 @@ def test_a_program_is_recorded_as_a_device_that_is_not_here_and_without_tensors(
         precaudit.trace(program(), tmp_path / "never", device="cpu")
 
 
+@pytest.mark.slow  # 3 s
 def test_sketches_of_a_model_are_a_run_for_each_length(tmp_path):
     how = {"decode_steps": 0, "points": "q", "phases": "prefill", "sketch": 8}
     runs = precaudit.trace("tiny", tmp_path / "a", ["x = 1", "y = 2", "a, b = 1, 2"], **how)

@@ -84,6 +84,7 @@ def test_honest_kernels_of_another_algorithm_pass_on_every_input():
     assert len(found.cases) > 40
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("fault", few(FAULTS, "a gradient × 1.001", "a clip on the wrong side"))  # 7 to 12 s
 def test_a_fault_is_the_kernels(fault):
     found = check(FAULTS[fault])
@@ -98,6 +99,7 @@ def test_a_scaled_gradient_is_said_to_be_scaled_and_check_grads_misses_it():
     check_grads(lambda x: scaled(x, tokens, *rest), (logits,), order=1, modes=("rev",))
 
 
+@pytest.mark.slow  # 13 s
 def test_a_bfloat16_accumulator_is_explained_by_its_line():
     told = check(FAULTS["an accumulator in bfloat16"]).conclusions[0]
     assert told.startswith("kernel: out")
@@ -160,6 +162,7 @@ def of_one_constant(seed):
     return hidden, head, rng.integers(0, V, T).astype(np.int32), (1e6 * rng.standard_normal(T)).astype(np.float32)
 
 
+@pytest.mark.slow  # 8 s
 def test_what_is_left_of_a_sum_that_cancels_is_noise_common_to_a_row_and_what_does_not_cancel_a_fault():
     def otherwise(hidden, head, tokens, adv):
         return over_head(hidden[:, ::-1], head[::-1, ::-1], V - 1 - tokens, adv)
@@ -262,6 +265,7 @@ def contradicted(reference):
     return [x.partition(":")[0] for x in check(grpo, reference).notes]
 
 
+@pytest.mark.slow  # 6 s
 def test_differences_contradict_a_derivative_rule():
     assert contradicted(scaled) == ["dlogits", "dold", "dref", "dadv"]
 

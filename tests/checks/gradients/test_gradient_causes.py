@@ -56,6 +56,7 @@ def overflowing():
     return gradcheck(unshifted, softmax, (x,))
 
 
+@pytest.mark.slow  # 8 s
 def test_hostile_inputs_stand_beside_ordinary_ones_and_each_failure_has_a_cause(overflowing):
     rows = {row[0]: row for row in inputs_table(overflowing).rows}
     assert next(iter(rows)) == "ordinary"

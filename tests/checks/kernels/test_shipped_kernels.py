@@ -76,6 +76,7 @@ def test_normalisations_by_hand(over):
     assert float(losses.grpo(losses.TokenScores(logp, logp, logp, a, 0 * mask), losses.GrpoRule(over=over))) == 0
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", few(["float32", "bfloat16"], "bfloat16"))  # 20 s
 def test_gradcheck_finds_nothing(name):
     def given(seed):

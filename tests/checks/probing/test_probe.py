@@ -64,6 +64,7 @@ def of(probed, form, way):
 # What a device makes
 
 
+@pytest.mark.slow  # 5 s
 def test_scores_in_bfloat16_lose_the_digits_that_scores_in_float32_keep(probed):
     narrow, wide = of(probed, "bfloat16", "@"), of(probed, "bfloat16", "preferred_element_type=float32")
     assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")
@@ -466,6 +467,7 @@ def test_a_tpu_s_passes_units_and_errors_are_predicted():
     assert "on v5e:2x2" in table.columns
 
 
+@pytest.mark.slow  # 3 s
 @needs_libtpu
 def test_one_row_is_a_tpu_s_vector_unit_and_a_limit_holds_there():
     found = judged("default on v5e worse than 1e-3", formats="bf16,f32", tpu="v5e:2x2")

@@ -21,6 +21,7 @@ from tests.helpers.random_programs import EXACT, OPERATIONS, PAIRS, QUICK, X, pr
 from tests.helpers.selected import few
 
 
+@pytest.mark.slow  # 5 s
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16", "float8_e4m3fn"], "bfloat16", "float16"))
 @settings(max_examples=15, **QUICK)
 @given(tree=trees(OPERATIONS, PAIRS, taps=True))

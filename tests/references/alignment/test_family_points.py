@@ -79,6 +79,7 @@ def test_every_point_that_a_decoder_shows_is_found_and_none_wrongly(family, phas
     assert all(p.equal == len(p.series.members) for p in found.values())
 
 
+@pytest.mark.slow  # 4 s
 def test_a_product_before_a_norm_is_no_result_of_the_norm_where_an_activation_is_another(tmp_path):
     """What the norm gives is not shown; the next norm is the textbook's of the program's own values, so it is right."""
     subject = load(str(FIXTURES / "gemma3-gqa"), "bf16", device="cpu")

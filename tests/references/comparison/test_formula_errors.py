@@ -196,6 +196,7 @@ def test_a_program_that_cannot_be_lifted_is_unknown(tmp_path):
     assert gate(compare(run, options=replace(options(tmp_path), fresh=True), subject=lifted)).exit_code == 0
 
 
+@pytest.mark.slow  # 8 s
 def test_values_that_are_larger_in_batches_alone_are_semantics(tmp_path):
     """v × 1.02 where a batch holds more than one prompt: the shadow of one prompt alone sees nothing."""
     parts = replace(Parts(), attend=in_batches(1.02, Parts().attend))

@@ -153,6 +153,7 @@ def test_scores_in_float32_are_no_rounded_products():
         np.testing.assert_allclose(made, rounder("bfloat16")(p[:, None] * v[:, 0]).sum(axis=0), rtol=1e-6)
 
 
+@pytest.mark.slow  # 3 s
 def test_a_product_made_twice_may_round_both_ways(tmp_path):
     """One element of 17,024 was added one unit in the last place of the summand off what was recorded, at a tie."""
     found = compared(tmp_path, "rounded-again")
@@ -222,6 +223,7 @@ def test_a_tie_that_the_last_step_has_was_read_before(tmp_path):
     assert near.sum() == 4
 
 
+@pytest.mark.slow  # 5 s
 def test_the_same_on_a_cpu_fails(tmp_path):
     """A CPU sums exact products: nothing excuses them there."""
     assert {("decode", p) for p in ("attn_out", "v")} <= failed(compared(tmp_path, "one-row-heads", "cpu"))
@@ -296,6 +298,7 @@ def single_attend(p, v, a):
 ONE_ROW = ("llama-mha", "gemma3-untied-bias", "phi3-mha", "olmo2-mha", "granite-bias")
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("name", few(ONE_ROW, "gemma3-untied-bias"))  # 5 to 10 s each
 def test_single_rows_of_other_models_pass(tmp_path, name):
     """The products written out, on a CPU, in models with one head a group, biases, norms inside and out."""

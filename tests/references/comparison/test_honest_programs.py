@@ -62,6 +62,7 @@ def failures(judgement):
     return [(v.status, v.kind, v.layer, v.point, v.metric, v.scope, v.value, v.limit) for v in judgement.verdicts]
 
 
+@pytest.mark.slow  # 3 s
 def test_a_tie_inside_what_was_handed_on_unrounded_passes(tmp_path):
     """A rounding of gate or up that falls the other way moves mlp_out by 0.001; one of its channels nearly cancels."""
     path = bundled("float32", tmp_path / "wide")
@@ -158,6 +159,7 @@ def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_fused_multiply_add_into_the_stream_passes(tmp_path):
     """Gemma's post-norm ends in a product: where the sum cancels, the half ulp a fused sum skips is 46 × the noise."""
     repeated = [Prompt(id=p.id, tokens=p.tokens[:30]) for p in prompts(96, 7)[1:2]]
@@ -189,11 +191,13 @@ def pass_with(tmp_path, path, policy):
     assert found.exit_code == 0, failures(found)
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("name", few(QUICK, "massive activations"))  # 8 s each
 def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
     pass_with(tmp_path, written[name], "bf16")
 
 
+@pytest.mark.slow  # 4 s
 def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_path, written):
     subject = load(str(written["scores beyond 1000"]), "bf16", None, "cpu")
     select = Selection.parse(points="q,k,v,attn_out", phases="prefill")

@@ -135,6 +135,7 @@ def late(x, cos, sin, a):
     return rope(x, jnp.roll(cos, -1, 1), jnp.roll(sin, -1, 1), a)
 
 
+@pytest.mark.slow  # 7 s
 def test_two_faults_at_once_are_both_found(tmp_path):
     """RoPE at other positions does not excuse values that are scaled after they were recorded."""
     parts = replace(Parts(), rope=late, attend=lambda p, v, a: attend(p, (v * 1.1).astype(v.dtype), a))
@@ -143,6 +144,7 @@ def test_two_faults_at_once_are_both_found(tmp_path):
     assert standing == {"q", "k", "attn_out"}
 
 
+@pytest.mark.slow  # 12 s
 def test_scores_that_are_wrong_account_for_attention(tmp_path):
     honest = Parts().scores
     parts = replace(Parts(), scores=lambda q, k, scale, a: honest(q, k, scale * 1.2, a))

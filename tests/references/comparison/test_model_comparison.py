@@ -153,6 +153,7 @@ def test_a_stale_cache_row_is_a_state_fault(tmp_path):
     assert any(note.startswith("state:") for note in found.notes)
 
 
+@pytest.mark.slow  # 4 s
 def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     """background: the same decode logits for every prompt point to state, not to precision."""
 
@@ -198,6 +199,7 @@ def test_nan_in_the_program_is_nonfinite_not_explained(tmp_path):
     assert any("NaN" in note for note in found.notes)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     record(tmp_path / "run")
     look = Selection.parse(layers="1", points="attn_out")
@@ -220,6 +222,7 @@ def test_two_runs_against_each_other(tmp_path):
     assert any("policies differ in" in note for note in found.notes)
 
 
+@pytest.mark.slow  # 4 s
 def test_two_runs_without_a_common_prompt_are_told_what_each_has(tmp_path):
     few = Selection.parse(points="logits", phases="prefill")
     for name, prompt in (("run", "a"), ("other", "b")):
@@ -272,6 +275,7 @@ def test_float32_products_are_emulated_where_they_are_float32_products():
     assert not [case for case in quiet if not_emulated(case[0], case[1], False, case[2])]
 
 
+@pytest.mark.slow  # 10 s
 def test_more_tensors_than_file_descriptors(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     record(tmp_path / "run", prompts=[f"x = {i}\n" for i in range(12)], decode_steps=1)

@@ -82,6 +82,7 @@ def integers(x):
     return jnp.round(x / scale) * scale
 
 
+@pytest.mark.slow  # 3 s
 def test_a_programs_words_are_those_of_the_rows_that_it_records_whole(tmp_path):
     few, every = recorded(tmp_path / "few"), recorded(tmp_path / "all", "all")
     a, b = Recorded.of(few), Recorded.of(every)
@@ -129,6 +130,7 @@ def test_one_element_that_differs_changes_both_words_of_a_hash():
     assert (hashes_of(rows) != hashes_of(other)).all()
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest", "kv-int8", "w8a8", "fused"])
 def test_honest_sums_are_within_two_thirds_of_their_limits(tmp_path, policy):
     found = compared(tmp_path, recorded(tmp_path, policy=policy))
@@ -162,6 +164,7 @@ def as_float8(x):
 BOTH = ("resid_mid", "resid_out")
 
 
+@pytest.mark.slow  # 20 s
 @pytest.mark.parametrize("case", few(list(product(STREAM, BOTH)), next(zip(STREAM, BOTH, strict=False))))  # 14 s each
 def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
     fault, point = case
@@ -289,6 +292,7 @@ def test_the_last_norm_is_judged_where_what_it_reads_is_recorded(tmp_path):
     assert ("sums", None, "final_norm") in failing(compared(tmp_path, run))
 
 
+@pytest.mark.slow  # 4 s
 def test_norms_that_read_a_stream_before_it_was_rounded_are_honest(tmp_path):
     """As compilers fuse them: what was recorded is half a unit in the last place off what was read."""
     honest = Parts()
@@ -354,6 +358,7 @@ def test_sums_that_are_not_there_are_missing(tmp_path):
     assert gate(compared(tmp_path, bare)).exit_code == 3
 
 
+@pytest.mark.slow  # 4 s
 def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
     run = recorded(tmp_path)
     with mock.patch("precaudit.references.textbook.sums.not_emulated", return_value="such products"):
@@ -364,6 +369,7 @@ def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
     assert gate(found).exit_code == 3
 
 
+@pytest.mark.slow  # 4 s
 def test_a_run_without_sums_is_judged_as_before(tmp_path):
     run = recorded(tmp_path)
     requested = msgspec.structs.replace(run.record.requested, row_sums=())
@@ -374,6 +380,7 @@ def test_a_run_without_sums_is_judged_as_before(tmp_path):
     assert gate(found).exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_some_points_alone_are_compared_without_sums(tmp_path):
     run = recorded(tmp_path)
     compared(tmp_path, run)
@@ -382,6 +389,7 @@ def test_some_points_alone_are_compared_without_sums(tmp_path):
     assert not [e for e in some.errors if e.kind == "sums"]
 
 
+@pytest.mark.slow  # 3 s
 def test_layers_that_were_not_recorded_hand_nothing_on(tmp_path):
     found = compared(tmp_path, recorded(tmp_path, layers="0,3,4"))
     assert failing(found) == set()

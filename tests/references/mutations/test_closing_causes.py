@@ -126,6 +126,7 @@ def test_parts_that_are_zero_or_scaled_are_told_by_index_and_factor(operation, c
     assert found.named.variant.name == cause
 
 
+@pytest.mark.slow  # 4 s
 def test_none_is_named_that_does_not_close(operation):
     """These were called sums in float32, softmax in float16 and the weights of another layer."""
     wobble = on_result(lambda out: out + 0.05 * np.sin(40 * out))

@@ -110,6 +110,7 @@ def test_experts_that_are_off_behind_a_dispatch_fail_at_the_result(mixed, factor
     assert [closes(e) for e in found if e.point == name] == [passes]
 
 
+@pytest.mark.slow  # 7 s
 def test_draws_and_fp64_go_on_with_the_recorded_choice(mixed, names):
     """A draw whose own probabilities would turn the choice multiplies the recorded experts all the same."""
     _, by = names

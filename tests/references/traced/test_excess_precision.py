@@ -68,6 +68,7 @@ def test_a_fault_beside_them_fails(wrong, tmp_path):
     assert EXCESS_PRECISION not in (e.elided or {}).values()
 
 
+@pytest.mark.slow  # 5 s
 def test_a_point_of_few_elements_does_not_speak_for_a_choice(tmp_path, monkeypatch):
     """Of eight elements a choice closes, as one might of a fault, and none is made."""
     e, counts = judged(tmp_path, 1, by_hand, columns=8, seed=12)

@@ -86,6 +86,7 @@ def noting(function, tried):
     return noted
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("small", [True, False])
 def test_every_place_closes_by_the_way_that_made_it_and_a_fault_by_none(searched, small):
     points, _ = searched(small)
