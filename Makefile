@@ -134,7 +134,7 @@ calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate
 
 cuts: .venv/test
-	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-styles cut-calibrate cut-slow
+	$(MAKE) --keep-going --jobs=2 cut-slow cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-styles cut-calibrate
 
 cut-exam: .venv/test
 	$(BIN)/python -m exams.exam --part today/28

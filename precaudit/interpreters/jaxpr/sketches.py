@@ -66,10 +66,11 @@ def _sketch(x: jax.Array, n: int) -> Sketch:
     bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     wide = flat.astype(jnp.float32)
     held = jnp.where(jnp.isfinite(wide), wide, 0)
-    sums, squares = held.sum(1).reshape(rows, heads), (held * held).sum(1)
-    most = jnp.max(jnp.abs(held), axis=1, initial=0).reshape(rows, heads)
-    nan = jnp.isnan(wide).astype(jnp.float32).sum(1).reshape(rows, heads)
-    inf = jnp.isinf(wide).astype(jnp.float32).sum(1).reshape(rows, heads)
+    most = jnp.max(jnp.abs(held), axis=1, initial=0)
+    nan, inf = (f(wide).astype(jnp.float32).sum(1) for f in (jnp.isnan, jnp.isinf))
+    # one pass each, along rows: without the barrier XLA:CPU sums over several axes at once, element by element
+    each = lax.optimization_barrier((held.sum(1), (held * held).sum(1), most, nan, inf))
+    sums, squares, most, nan, inf = (part.reshape(rows, heads) for part in each)
 
     def over(axis: int) -> jax.Array:
         """Return the sum, the largest size and how many are not finite, of each row or head."""
@@ -89,22 +90,27 @@ def _hashes(bits: jax.Array, rows: int) -> jax.Array:
     """Return the hashes [rows, 2], as ``numbers/row_hashes.py`` takes them."""
     every = bits.reshape(rows, -1).astype(jnp.uint32)
     place = jnp.arange(1, every.shape[1] + 1, dtype=jnp.uint32)
-    return jnp.stack([jnp.sum(every * odd(place, seed), axis=1, dtype=jnp.uint32) for seed in SEEDS], axis=-1)
+    factors = lax.optimization_barrier([odd(place, seed) for seed in SEEDS])  # made once, and not for every row
+    return jnp.stack([jnp.sum(every * factor, axis=1, dtype=jnp.uint32) for factor in factors], axis=-1)
 
 
 def _projections(x: jax.Array, n: int) -> jax.Array:
     """Return the projections of rows [rows, width].
 
     Each block of n channels lies one place further on than the one before, for which it is padded by one; and a row has
-    an odd number of blocks, so that one channel of n rows comes to n places.
+    an odd number of blocks, so that one channel of n rows comes to n places. Every n-th row lies alike: these are added
+    first.
     """
-    rows, width = x.shape
-    own, channels = (odd(jnp.arange(1, m + 1, dtype=jnp.uint32), seed) for m, seed in zip(x.shape, SIGNS, strict=True))
+    numbers = [odd(jnp.arange(1, m + 1, dtype=jnp.uint32), seed) for m, seed in zip(x.shape, SIGNS, strict=True)]
+    own, channels = lax.optimization_barrier(numbers)
     signed = jnp.where(own[:, None] * channels >> 31 == 1, -x, x)
+    rows, width = x.shape
     if (several := n // width) > 1:  # rows that are shorter lie one after another
         signed = jnp.pad(signed, ((0, -rows % several), (0, 0))).reshape(-1, several * width)
         rows, width = signed.shape
+    if rows > n:
+        signed = jnp.pad(signed, ((0, -rows % n), (0, 0))).reshape(-1, n, width).sum(0)
     blocks = -(-width // n)
-    cut = jnp.pad(signed, ((0, 0), (0, blocks * n - width))).reshape(rows, blocks, n)
+    cut = jnp.pad(lax.optimization_barrier(signed), ((0, 0), (0, blocks * n - width))).reshape(-1, blocks, n)
     shifted = jnp.pad(cut, ((0, 0), (0, 1 - blocks % 2), (0, 1))).reshape(-1)
     return jnp.pad(shifted, (0, -len(shifted) % n)).reshape(-1, n).sum(0)
