@@ -42,34 +42,37 @@ Row = tuple[str, bool, str]  # what was tried, whether the answer is right, the 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is tried: a program or mistake by its name, on a mesh, in a format."""
+    """What is tried: a program or mistake by its name, on a mesh, in a format; whether its layers attend.
+
+    Where they do not, they are MLPs: how products are cut, rounded and added is the same, and less is compiled.
+    """
 
     kind: str
     name: str
     mesh: str = ""
     dtype: str = ""
+    attends: bool = False
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.name, self.dtype, self.mesh)))
 
-    @property
-    def attends(self) -> bool:
-        """Whether layers of a correct program attend: on the last mesh in 16 bits; gradients there in bfloat16.
-
-        Elsewhere they are MLPs: how products are cut, rounded and added is the same, and less is compiled.
-        """
-        if self.name == "gradient":
-            return (self.dtype, self.mesh) == (NARROW, LAST)
-        return self.mesh == LAST and self.dtype != "float32"
-
 
 def cells(every: bool = False) -> list[Cell]:
-    """Return all cells, by kind; ``every``: mistakes on the first mesh, and every form on chips, too."""
-    correct = [Cell("correct", n, m, d) for n in CORRECT for d in FORMATS for m in MESHES]
+    """Return all cells, by kind.
+
+    On the last mesh layers attend, in bfloat16. ``every``: in float16 too, mistakes on the first mesh, and every form
+    on chips. A gradient through attention is of bfloat16 alone.
+    """
+
+    def attends(name: str, mesh: str, dtype: str) -> bool:
+        return mesh == LAST and (dtype == NARROW or (every and dtype == "float16" and name != "gradient"))
+
+    correct = [Cell("correct", n, m, d, attends(n, m, d)) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
     meshes = [m for m in MESHES if every or m != FIRST]
     mistakes = [Cell("mistake", n, m) for m in meshes for n in names if (n, m) != ("a ring too short", FIRST)]
-    chips = [Cell("chips", n, m, NARROW) for m in CHIPS if every or m == FOUR for n in (CORRECT if every else FEW)]
+    forms = CORRECT if every else FEW
+    chips = [Cell("chips", n, m, NARROW, attends(n, m, NARROW)) for m in CHIPS if every or m == FOUR for n in forms]
     return [*correct, *mistakes, *chips, *(Cell("width", n) for n in MODELS), Cell("processes", "two processes")]
 
 
