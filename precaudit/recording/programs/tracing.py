@@ -21,6 +21,7 @@ from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.interpreters.tpu.target import Target
 from precaudit.mirrors import by_url
+from precaudit.models.checkpoints.tensors import count_nonfinite
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.chips import chips_note
 from precaudit.recording.programs.disturbance import note_disturbance, outputs_apart
@@ -239,9 +240,12 @@ def _case(
 
 def _not_finite(program: Program) -> tuple[str, ...]:
     """Return a note of the first parameter that holds NaN or infinity, and how many do; nothing where none does."""
-    off = []
+    off, count = [], jax.jit(lambda x: (~jnp.isfinite(x)).sum())
     for path, x in jax.tree_util.tree_flatten_with_path(program.params)[0]:
-        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and (n := int((~jnp.isfinite(x)).sum())):
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        here = isinstance(x, np.ndarray) or (len(x.devices()) == 1 and {d.platform for d in x.devices()} == {"cpu"})
+        if n := count_nonfinite(np.asarray(x)) if here else int(count(x)):  # NumPy compiles nothing
             off.append(f"{jax.tree_util.keystr(path, simple=True, separator='/')} holds {n} that are NaN or infinite")
     more = f", and {len(off) - 1} more parameters hold some" if len(off) > 1 else ""
     return (f"parameters: {off[0]}{more}",) if off else ()
