@@ -185,6 +185,7 @@ bench: .venv/oracle
 	$(BIN)/python -m benchmarks.programs_speed
 	$(BIN)/python -m benchmarks.aligning
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.sketching
 	$(BIN)/python -m benchmarks.cluster
 	$(BIN)/python -m benchmarks.large_reference
 

@@ -5,7 +5,7 @@ has the mean ‖x‖², and the difference of two values' projections has that o
 Farach-Colton 2002). Of n projections ‖y‖ is off by 1/√(2n) of ‖x‖, one standard deviation.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -66,10 +66,10 @@ def _sketch(x: jax.Array, n: int) -> Sketch:
     bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     wide = flat.astype(jnp.float32)
     held = jnp.where(jnp.isfinite(wide), wide, 0)
-    most = jnp.max(jnp.abs(held), axis=1, initial=0)
-    nan, inf = (f(wide).astype(jnp.float32).sum(1) for f in (jnp.isnan, jnp.isinf))
-    # one pass each, along rows: without the barrier XLA:CPU sums over several axes at once, element by element
-    each = lax.optimization_barrier((held.sum(1), (held * held).sum(1), most, nan, inf))
+    nan, inf = (of(wide).astype(jnp.float32) for of in (jnp.isnan, jnp.isinf))
+    parts, zero = (held, held * held, jnp.abs(held), nan, inf), jnp.float32(0)
+    # in one pass: XLA:CPU writes what each of several sums reads to memory first
+    each = lax.reduce(parts, (zero,) * len(parts), _together, (1,))
     sums, squares, most, nan, inf = (part.reshape(rows, heads) for part in each)
 
     def over(axis: int) -> jax.Array:
@@ -86,6 +86,11 @@ def _sketch(x: jax.Array, n: int) -> Sketch:
     return found | {"projections": _projections(held, n)} if n else found
 
 
+def _together(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return sums of pairs, and of the third pair the larger."""
+    return [jnp.maximum(x, y) if i == 2 else x + y for i, (x, y) in enumerate(zip(a, b, strict=True))]
+
+
 def _hashes(bits: jax.Array, rows: int) -> jax.Array:
     """Return the hashes [rows, 2], as ``numbers/row_hashes.py`` takes them."""
     every = bits.reshape(rows, -1).astype(jnp.uint32)
@@ -98,19 +103,15 @@ def _projections(x: jax.Array, n: int) -> jax.Array:
     """Return the projections of rows [rows, width].
 
     Each block of n channels lies one place further on than the one before, for which it is padded by one; and a row has
-    an odd number of blocks, so that one channel of n rows comes to n places. Every n-th row lies alike: these are added
-    first.
+    an odd number of blocks, so that one channel of n rows comes to n places.
     """
-    numbers = [odd(jnp.arange(1, m + 1, dtype=jnp.uint32), seed) for m, seed in zip(x.shape, SIGNS, strict=True)]
-    own, channels = lax.optimization_barrier(numbers)
-    signed = jnp.where(own[:, None] * channels >> 31 == 1, -x, x)
     rows, width = x.shape
+    own, channels = (odd(jnp.arange(1, m + 1, dtype=jnp.uint32), seed) for m, seed in zip(x.shape, SIGNS, strict=True))
+    signed = jnp.where(own[:, None] * channels >> 31 == 1, -x, x)
     if (several := n // width) > 1:  # rows that are shorter lie one after another
         signed = jnp.pad(signed, ((0, -rows % several), (0, 0))).reshape(-1, several * width)
         rows, width = signed.shape
-    if rows > n:
-        signed = jnp.pad(signed, ((0, -rows % n), (0, 0))).reshape(-1, n, width).sum(0)
     blocks = -(-width // n)
-    cut = jnp.pad(lax.optimization_barrier(signed), ((0, 0), (0, blocks * n - width))).reshape(-1, blocks, n)
+    cut = jnp.pad(signed, ((0, 0), (0, blocks * n - width))).reshape(rows, blocks, n)
     shifted = jnp.pad(cut, ((0, 0), (0, 1 - blocks % 2), (0, 1))).reshape(-1)
     return jnp.pad(shifted, (0, -len(shifted) % n)).reshape(-1, n).sum(0)
