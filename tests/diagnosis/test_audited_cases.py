@@ -67,6 +67,7 @@ def test_padding_is_counted_and_not_judged(tmp_path):
     assert rows == {5}
 
 
+@pytest.mark.slow  # 23 s
 def test_another_row_s_mask_is_named_with_row_and_position(tmp_path):
     found = audited(tmp_path, "row_mask.py:bug", mapped=True)
     assert found.broken() == {(0, 0, "attended")}
@@ -109,6 +110,7 @@ def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
     assert f"explains it: tests/helpers/cases/{line_of('custom_vjp.py', 'narrow = ')}:" in found.conclusions[0]
 
 
+@pytest.mark.slow  # 7 s
 def test_each_group_of_failing_inputs_is_explained_by_itself():
     it = import_kernel(f"{CASES}/two_faults.py:bad", None, None, None)
 
@@ -155,6 +157,7 @@ def test_two_faults_are_told_among_hostile_inputs():
     assert all(groups.values())
 
 
+@pytest.mark.slow  # 7 s
 def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
     found = held_to_reference("router.py:kernel")
     assert found.exit_code == 1
@@ -226,6 +229,7 @@ def test_honest_programs_count_turn_and_average_in_formats_that_hold_it(name):
     assert rules <= {"narrow-exp", "rounded-scores"}, "bfloat16 gates, and scores that these programs do round"
 
 
+@pytest.mark.slow  # 11 s
 @pytest.mark.parametrize(
     ("name", "point", "source"),
     [("overflow.py:buggy", "raw", "fp16.py:21"), ("fp16.py:gbuggy", "safe.grad", "fp16.py:55")],

@@ -73,6 +73,7 @@ def off(call):
     return np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)])
 
 
+@pytest.mark.slow  # 4 s
 def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
     compare_program(opened, program)

@@ -84,6 +84,7 @@ def test_a_mistake_in_one_of_two_is_found_where_it_begins_and_its_fix_is_one_for
     assert "steps.py:" in parting.source
 
 
+@pytest.mark.slow  # 18 s
 def test_both_turned_by_one_position_more_is_one_formula(tmp_path):
     """Scores hold the difference of positions alone."""
     found = compared(tmp_path, (), [("rotate(y, position.astype", "rotate(y, 1 + position.astype")])
@@ -150,6 +151,7 @@ def bucketed(width, kept, mistake=0):
     return Program(call, w, {"a": given}, outputs="out", tokens=0, lengths=1)
 
 
+@pytest.mark.slow  # 4 s
 def test_rows_that_a_program_says_to_be_padding_are_left_out():
     """A batch beside itself in another bucket, and beside one sequence alone; with padding seen nothing is its row."""
     every = [0, 1]

@@ -73,6 +73,7 @@ def test_a_weight_between_recorded_points_is_named(tmp_path, capsys):
     assert "nan" not in said
 
 
+@pytest.mark.slow  # 9 s
 def test_an_infinite_weight_makes_no_number_nan_but_its_own(tmp_path, capsys):
     """Equal infinities agree: what is finite beside them is explained, and no gain fails."""
     folder = record(tmp_path / "run", QUERY, np.inf)

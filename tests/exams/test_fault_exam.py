@@ -114,6 +114,7 @@ def test_what_the_other_side_lacks_is_said(whole, tmp_path):
     assert between_runs(whole.folder, tmp_path / "altered") == ("missing", True)
 
 
+@pytest.mark.slow  # 11 s
 @pytest.mark.parametrize("name", few(["sums in halves", "blocked attention"], "sums in halves"))  # 6 s each
 def test_an_honest_rewrite_passes(tmp_path, name):
     assert judged(tmp_path, REWRITES[name]).exit_code == 0
@@ -127,6 +128,7 @@ def test_an_honest_decoder_passes_and_keeps_its_baseline(tmp_path):
     assert gate(found, baseline=tmp_path / "baseline.jsonl").exit_code == 0
 
 
+@pytest.mark.slow  # 10 s
 def test_a_norm_that_is_only_written_apart_passes(tmp_path):
     def twice(x, w, eps, a):
         return rms_norm(jnp.stack([x, x])[1], w, eps, a)
@@ -140,6 +142,7 @@ def test_init_writes_once(tmp_path):
         init("tiny", tmp_path)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", ["sums in fp16", "logits in bf16"])
 def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
     """Noise is wider for an input that was handed on unrounded, where that explains the error: not beside a fault."""
@@ -167,6 +170,7 @@ def truncating(x, w, _bias, a):
     return lax.bitcast_convert_type(bits, jnp.float32).astype(a.activations)
 
 
+@pytest.mark.slow  # 4 s
 def test_one_ulp_away_from_ties_is_no_tie(tmp_path):
     """Elements are left out of excess where float32 sums may cross a tie, not wherever they are one ulp off."""
     subject = load("tiny", "bf16", None, "cpu", replace(Parts(), project=truncating))

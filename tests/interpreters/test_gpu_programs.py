@@ -207,6 +207,7 @@ def rounded_to_even(x):
     return ((bits + half) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
+@pytest.mark.slow  # 4 s
 def test_ties_add_what_operands_near_one_may_make():
     a, b = normal(4, 32), normal(32, 4)
     a[1, 5] = np.float32(1 + 2.0**-11 + 2.0**-22)  # two ulps above a tie

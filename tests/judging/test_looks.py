@@ -27,6 +27,7 @@ def compared(tmp_path_factory):
     return program, run
 
 
+@pytest.mark.slow  # 14 s
 def test_a_look_holds_what_it_names(compared):
     _, run = compared
     look = look_at(run, 1, "query", None, ["a"])

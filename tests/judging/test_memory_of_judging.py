@@ -78,6 +78,7 @@ def growth(command, short, long, *more):
     return after[0] - before[0], after[3]
 
 
+@pytest.mark.slow  # 13 s
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_the_gate_of_many_records(kind, runs):
     short, long, count = runs[kind]

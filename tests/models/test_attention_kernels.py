@@ -185,6 +185,7 @@ def longer(name, folder):
     return str(folder)
 
 
+@pytest.mark.slow  # 14 s
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_honest_run_passes_and_is_explained(tmp_path, kernel):
     """Over blocks of keys that padding moves, the last one not full; the kernel's own roundings leave next to nothing.

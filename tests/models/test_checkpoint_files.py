@@ -562,6 +562,7 @@ def test_windows_of_qwen3_moe_are_on_every_layer():
     assert (c.window, c.full_layers) == (7, ())
 
 
+@pytest.mark.slow  # 9 s
 def test_the_activation_is_the_configuration_s(tmp_path):
     """A llama with GELU: the decoder and the reference compute the same."""
     shutil.copytree(FIXTURES / "llama-gqa", tmp_path / "m")

@@ -83,6 +83,7 @@ def by_place(folder):
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
+@pytest.mark.slow  # 5 s
 @pytest.mark.parametrize("name", few(FAMILIES_ONCE, "gemma2-caps"))
 def test_batch_and_padding_do_not_change_values(tmp_path, name):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
@@ -109,6 +110,7 @@ def test_what_pads_a_prompt_is_never_seen(tmp_path):
             assert a[key].tobytes() == b[key].tobytes(), key
 
 
+@pytest.mark.slow  # 4 s
 def test_one_token_prompt_decodes_from_an_empty_cache(tmp_path):
     fixture_run(tmp_path / "run", "llama-mha", tokens=((7,),))
     found = errors(tmp_path / "run", accum=())
@@ -123,6 +125,7 @@ def test_capturing_leaves_logits_bitwise_unchanged(tmp_path):
     assert all(n.bitwise for n in run.record.neutrality)
 
 
+@pytest.mark.slow  # 7 s
 def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
     record(tmp_path / "all")
     record(tmp_path / "some", select=Selection.parse(layers="1,-1", positions="last:3,0"))
@@ -161,6 +164,7 @@ def test_another_cache_format_is_what_decode_read(tmp_path):
     assert all(e.explained["policy:bf16+kv_cache=float8_e4m3fn"] > 0.9 for e in local)
 
 
+@pytest.mark.slow  # 4 s
 def test_given_tokens_are_fed(tmp_path):
     first = record(tmp_path / "a")
     again = trace(
@@ -259,6 +263,7 @@ def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
         compare(run, select=Selection.parse(points="gate_out"))
 
 
+@pytest.mark.slow  # 4 s
 def test_all_that_a_bisection_by_layers_raises_together_is_float32():
     """Layers, what they hand on and the head: logits of float32. Without the head they are rounded before."""
     tokens = np.arange(1, 13, dtype=np.int32)[None]

@@ -90,6 +90,7 @@ def test_the_default_program_is_what_it_was(phase, platform):
 # What the programs are
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_unrolled_layers_are_in_no_loop(phase):
     """And each has products of its own: seven a layer, two of attention, and that of logits."""
@@ -162,6 +163,7 @@ def test_invariance_unrolls(tmp_path, monkeypatch):
 # The numbers
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("policy", few(["bf16", "fp32", "w8a8"], "bf16"))
 @pytest.mark.parametrize("settings", WAYS, ids=IDS)
 def test_logits_and_caches_are_those_of_the_default(policy, settings):
@@ -236,6 +238,7 @@ def louder(q, k, scale, a):
     return attention_scores(q, k, 1.02 * scale, a)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize(
     ("settings", "part", "first"),
     [

@@ -48,6 +48,7 @@ def failing(compared):
     return {(e.layer, e.point) for e, v in verdicts if v.status != "pass"}
 
 
+@pytest.mark.slow  # 4 s
 def test_the_chosen_experts_are_recorded(tmp_path):
     compared = found(tmp_path)
     recorded = Recorded.of(compared.run)
@@ -74,6 +75,7 @@ def otherwise_normalised(x, used, renormalise, a):
     return route(x, used, not renormalise, a)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("wrong", few([second_best, otherwise_normalised], second_best))  # 7 s each
 def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
     compared = found(tmp_path, replace(Parts(), route=wrong))
@@ -84,6 +86,7 @@ def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
         assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("more", few([1, -1], -1))  # 9 s
 def test_another_number_of_experts_is_a_flip_of_every_token(tmp_path, more):
     parts = replace(Parts(), route=lambda x, used, renormalise, a: route(x, used + more, renormalise, a))

@@ -215,6 +215,7 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
 # Faulty ones
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize(
     ("window", "cause"),
     [(WINDOW + 1, "window one long"), pytest.param(None, "no window", marks=pytest.mark.slow)],
@@ -233,6 +234,7 @@ def test_another_window_fails_and_is_named(tmp_path, window, cause):
     assert named.variant.name == cause
 
 
+@pytest.mark.slow  # 4 s
 def test_the_formula_of_another_window_is_not_the_reference(tmp_path):
     subject = seeing(load("tiny", under(), None, "cpu"), WINDOW + 1)
     _, judgement = judged(tmp_path, subject, prompts(40), True, points="attn_out", phases="prefill", layers="0")
@@ -272,6 +274,7 @@ def scored(tmp_path_factory):
     return run, [e for e in found.errors if e.point == "scores"]
 
 
+@pytest.mark.slow  # 4 s
 def test_masked_scores_are_in_no_share_that_is_explained(scored):
     """They are 0 in error and reference, and were none in emulations: explained was −1e5 to −9e13."""
     shares = [value(x) for e in scored[1] if e.kind == "local" for x in (e.explained["policy:bf16"],)]

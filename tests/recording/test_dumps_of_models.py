@@ -151,6 +151,7 @@ def test_the_tensors_of_transformers_pass_in_every_family(tmp_path, family):
         assert (gate(folder).exit_code, first(folder).point) == (1, "resid_in")
 
 
+@pytest.mark.slow  # 4 s
 def test_decode_is_judged_after_the_prompt(tmp_path):
     """Keys that decode read are the rows that earlier calls wrote."""
     folder = imported(tmp_path, steps=3)
@@ -163,6 +164,7 @@ def test_decode_is_judged_after_the_prompt(tmp_path):
     assert gate(folder).exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_a_fault_in_decode_alone_is_found_there(tmp_path):
     def change(name, x):
         return x * np.float32(1.01) if name == "2/1/query" else x

@@ -91,6 +91,7 @@ def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs)
     assert handed.shape[0] == 2
 
 
+@pytest.mark.slow  # 7 s
 def test_a_fault_in_a_layer_that_was_chosen_is_flagged_there(tmp_path):
     """There and at its two readers: the next layer's ``act``, and the sum that ends outer step 3 (layers 6 and 7)."""
     opened = trace_program(nested(), tmp_path / "run", ProgramSelection(layers=(1, 3)))

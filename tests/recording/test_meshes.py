@@ -98,6 +98,7 @@ def test_an_honest_run_on_a_mesh_passes_on_one_device(runs, name, parts):
     assert found.counts["pass"] > 1000
 
 
+@pytest.mark.slow  # 15 s
 def test_a_shard_that_is_left_out_fails_where_it_is(runs):
     found = judged(runs / "faulty")
     assert found.exit_code == 1

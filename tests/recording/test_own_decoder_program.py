@@ -147,6 +147,7 @@ def test_entry_points_of_ours_see_what_the_models_run_does(tmp_path):
     assert gate(opened).exit_code == 0
 
 
+@pytest.mark.slow  # 5 s
 def test_a_model_that_is_loaded_is_a_program(tmp_path):
     """Prefill, decode and rescore of the shipped prompts, cut to one length; its weights are read when asked for."""
     model = load("tiny", device="cpu")

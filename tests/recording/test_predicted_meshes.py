@@ -113,6 +113,7 @@ def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # 4 s
 @needs_libtpu
 def test_lint_lists_what_chips_exchange():
     found = lint_model(

@@ -111,6 +111,7 @@ def test_an_attention_kernel_passes(tmp_path, kernel, policy):
     assert [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
 
 
+@pytest.mark.slow  # 66 s
 @needs_libtpu
 def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
@@ -265,6 +266,7 @@ def test_the_emulation_is_the_compiled_program_s(runs, tmp_path, phase, point, m
     assert found == {(phase, where, kind, expected) for where, kind in told}
 
 
+@pytest.mark.slow  # 4 s
 @needs_libtpu
 def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(runs, tmp_path):
     """As those recorded before: products are unknown, and of six passes, as good as float32, they are not."""
@@ -312,6 +314,7 @@ def doubled(q, k, scale, a):
     return attention_scores(q, k, scale * 1.05, a)
 
 
+@pytest.mark.slow  # 21 s
 @needs_libtpu
 def test_a_fault_fails_where_it_is(tmp_path):
     found = recorded(tmp_path, "fp32", "tpu-predicted:v6e", replace(Parts(), scores=doubled), "scores,attn_out")
@@ -321,6 +324,7 @@ def test_a_fault_fails_where_it_is(tmp_path):
     assert failing == {"scores"}
 
 
+@pytest.mark.slow  # 6 s
 @needs_libtpu
 def test_diagnose_says_what_it_needs(runs, capsys):
     assert cli(["diagnose", str(runs["fp32", "tpu-predicted:v5e"].folder)]) in (0, 3)
@@ -336,6 +340,7 @@ def test_without_libtpu_another_way_is_offered(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # 7 s
 def test_the_other_way_needs_no_libtpu(monkeypatch, tmp_path):
     """Products take the passes of their precision, and every report says that this is coarser."""
     for module in (predicting, target):

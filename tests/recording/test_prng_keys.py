@@ -94,6 +94,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("name", few(PROGRAMS, "calls", "carried"))
 def test_a_program_with_keys_is_judged(name, tmp_path):
     program = PROGRAMS[name]
@@ -130,6 +131,7 @@ def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
     assert {e.layer for e in errors if e.kind == "local"} == {1}
 
 
+@pytest.mark.slow  # 4 s
 def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     at = parse_target("v5e", "--device")
     program = PROGRAMS["calls"]

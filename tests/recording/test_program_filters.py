@@ -78,6 +78,7 @@ def test_calls_that_cannot_be_recorded_are_told(whole, tmp_path, positions, says
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # 4 s
 def test_diagnose_compares_a_program_s_run_first(tmp_path):
     run = precaudit.trace(replace(load_program(OWN), steps=0), tmp_path / "run", points="query", prompt="a")
     found = precaudit.diagnose(run, program=replace(load_program(OWN), steps=0))
@@ -85,6 +86,7 @@ def test_diagnose_compares_a_program_s_run_first(tmp_path):
     assert precaudit.gate(run.folder).counts == {"pass": found.explained}
 
 
+@pytest.mark.slow  # 8 s
 def test_layers_points_and_cases_go_together(whole, tmp_path):
     program, every = whole
     run = precaudit.trace(program, tmp_path / "run", points=["query"], layers="1", prompt="b")

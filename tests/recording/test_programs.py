@@ -57,6 +57,7 @@ def recorded(own, tmp_path_factory):
     return program, opened, compare_program(opened, program)
 
 
+@pytest.mark.slow  # 23 s
 def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(recorded):
     _, opened, errors = recorded
     judged = gate(opened.folder)
@@ -143,6 +144,7 @@ def test_precision_lost_inside_a_segment_is_found_against_the_program_without(ow
     assert {"normed", "second", "final"} & failed
 
 
+@pytest.mark.slow  # 10 s
 def test_the_commands_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
     where = f"{EXAMPLES / 'training_step.py'}:program"
@@ -355,6 +357,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.slow  # 20 s
 @pytest.mark.parametrize("name", few(WRAPPED, "equinox_decoder"))  # 20 to 35 s each
 def test_programs_of_other_libraries_pass_unedited(tmp_path, name):
     with jax.numpy_dtype_promotion("standard"):  # as their users have it

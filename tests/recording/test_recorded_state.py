@@ -122,6 +122,7 @@ def six(tmp_path_factory):
     return folder, run
 
 
+@pytest.mark.slow  # 4 s
 def test_rows_gathered_and_hashed_on_the_device_are_those_that_the_recording_cuts(tmp_path, monkeypatch):
     """Large calls cut on the device, small ones on the host: the same bits, by other programs."""
     select = Selection.parse(points="all", layers="0,4")
@@ -135,6 +136,7 @@ def test_rows_gathered_and_hashed_on_the_device_are_those_that_the_recording_cut
         assert (a.key, a.shape, a.positions, a.hash) == (b.key, b.shape, b.positions, b.hash)
 
 
+@pytest.mark.slow  # 3 s
 def test_caches_are_hashed_between_the_first_and_the_last_step(six):
     folder, run = six
     caches = {p.step: p for p in run.points if (p.point, p.layer) == ("k_cache", 2)}
@@ -287,6 +289,7 @@ def test_every_compiled_program_is_checked_once(tmp_path, monkeypatch):
     assert all(n.bitwise for n in run.record.neutrality)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("times", [None, 2.0**-12])
 def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, times):
     """Only the second bucket's captured prefill is another program than the bare one; by rounding alone, it is fine."""
@@ -350,6 +353,7 @@ def test_decode_begins_with_the_cache_of_prefill_without_its_last_row(dtype):
     assert np.array_equal(np.asarray(found["scale"]), scales)
 
 
+@pytest.mark.slow  # 3 s
 def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -100,6 +100,7 @@ def sampled(params, count):
     return lax.while_loop(lambda s: s[0] < count, step, (0, 0, params["embed"][0]))[2]
 
 
+@pytest.mark.slow  # 5 s
 def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
     """A threshold between what bfloat16 gave and what FP64 gives: another token, unless the recorded one is held."""
     draw = np.random.default_rng(4)

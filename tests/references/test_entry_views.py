@@ -116,6 +116,7 @@ def test_every_position_that_decode_saw_is_seen_by_rescore(honest):
     assert gate(opened.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 3 s
 def test_a_decode_that_is_another_function_fails(tmp_path):
     def other(params, token, held, tokens, slot):
         return decode(params, token, 1.01 * held, tokens, slot)
@@ -130,6 +131,7 @@ def test_a_decode_that_is_another_function_fails(tmp_path):
     assert {v.kind for v in gate(opened.folder).verdicts if v.status == "fail"} == {"rescore/decode"}
 
 
+@pytest.mark.slow  # 4 s
 def test_a_cache_in_int8_is_no_other_function(tmp_path):
     def quantised(params, token, held, tokens, slot):
         scale = jnp.max(jnp.abs(held)) / 127
@@ -181,6 +183,7 @@ def test_a_token_that_is_fed_again_is_held_against_prefill(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_diagnose_says_where_another_function_begins(tmp_path):
     def other(params, token, held, tokens, slot):
         return decode(params, token, 1.01 * held, tokens, slot)
@@ -239,6 +242,7 @@ def test_a_position_that_decode_skips_is_seen(tmp_path):
     assert "first state" in diagnose_program(opened, program).findings[0].says
 
 
+@pytest.mark.slow  # 3 s
 def test_a_token_that_is_neither_fp64s_nor_a_near_tie_fails(honest, tmp_path):
     """Another token by far in the recorded logits of decode's first call."""
     opened, folder = honest[0], tmp_path / "run"

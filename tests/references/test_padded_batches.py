@@ -39,6 +39,7 @@ HONEST = {
 }
 
 
+@pytest.mark.slow  # 25 s
 @pytest.mark.parametrize(
     "name",
     ["lengths", pytest.param("a padding token", marks=SLOW), "rows before a sequence",

@@ -115,6 +115,7 @@ def test_an_honest_decoder_is_the_textbook(recorded):
 QUICK = ("RoPE base", "epsilon outside", "one channel", "clipped", "mask", "one head")
 
 
+@pytest.mark.slow  # 7 s
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MISTAKES])
 def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
     old, new, says, points = MISTAKES[name]
@@ -186,6 +187,7 @@ NARROW = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("name", few(NARROW, "nothing", "keys", "values", "logits"))  # 5 s each
 def test_formats_are_seen_in_values_where_no_policy_is_announced(name, tmp_path):
     """By the rows that calls wrote into caches, by 16-bit results bit for bit, and by what a float32 result holds."""
@@ -203,6 +205,7 @@ def test_formats_are_seen_in_values_where_no_policy_is_announced(name, tmp_path)
     assert {e.point for e in states if e.mismatched} == other
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("edits", [(), COMMON[LARGEST]], ids=["honest", "no maximum"])
 def test_what_makes_infinity_is_named_beside_the_textbook(edits, tmp_path):
     """Large scores: the textbook's softmax holds them, exponentials without the maximum overflow in float32 alone."""
@@ -230,6 +233,7 @@ def tapped(folder, old="", new=""):
     return load_program(f"{folder / 'mine.py'}:program"), Names(folder / "names.toml", folder / "config.json")
 
 
+@pytest.mark.slow  # 14 s
 @pytest.mark.parametrize(
     ("old", "new", "cause", "says"),
     [
@@ -285,6 +289,7 @@ def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
         diagnose_program(opened, program)
 
 
+@pytest.mark.slow  # 12 s
 def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
     """The same norm in two branches, of which the map names one: each case takes another."""
     new = (
@@ -399,6 +404,7 @@ def test_an_operation_that_reads_one_input_unrounded_and_another_rounded_passes(
     assert max(value(e.unexplained.rel_l2) for e in partly) < 1e-6
 
 
+@pytest.mark.slow  # 6 s
 def test_constants_of_a_function_taken_in_bfloat16_are_named(tmp_path):
     """What jax.nn.gelu does with a bfloat16 argument."""
     program = written(tmp_path / "code", "jax.nn.silu(gate)", "jax.nn.gelu(gate)")

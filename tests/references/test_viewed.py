@@ -134,6 +134,7 @@ def test_what_a_program_s_cache_holds_is_named_as_a_model_s(read, kind, cause, s
     assert all(f.layers == (0, 1, 2) and says in f.says for f in found)
 
 
+@pytest.mark.slow  # 13 s
 def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path):
     """RoPE's tables in bfloat16 cost less than the formats that the program stores: without a policy it passes."""
     program = replace(prefill_call(subject(rope=rope_tables_in_bf16), {"a": IDS}), policy=None)

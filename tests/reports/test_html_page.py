@@ -418,6 +418,7 @@ def test_the_tokens_with_the_largest_ratios_are_told(honest):
     assert told == [(t, ratios[t].max()) for t in largest]
 
 
+@pytest.mark.slow  # 3 s
 def test_a_model_of_thirty_layers_is_less_than_three_megabytes(honest):
     found = gather_run(honest)
     one = [e for e in found.errors if e.layer == 3]

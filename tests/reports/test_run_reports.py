@@ -223,6 +223,7 @@ def test_a_fault_is_where_two_runs_first_differ_by_more(runs):
     assert "first beyond rounding: scores of layer 0, prefill" in first.sentence
 
 
+@pytest.mark.slow  # 4 s
 def test_runs_that_were_not_compared_are_not_called_the_same(runs):
     first, _ = told(runs, "honest", "single", unknown=("single",))
     assert first.mark == "?"

@@ -177,6 +177,7 @@ def test_a_program_s_run_by_the_same_keys(program_run):
     asyncio.run(sit())
 
 
+@pytest.mark.slow  # 3 s
 def test_diagnose_and_compare_are_run_as_commands(honest, tmp_path, monkeypatch):
     words = "import sys; print('ran', *sys.argv[1:]); print('\\x1b[31m a'); sys.exit('diagnose' in sys.argv)"
     monkeypatch.setattr(jobs, "PRECAUDIT", (sys.executable, "-c", words))

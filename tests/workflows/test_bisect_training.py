@@ -38,6 +38,7 @@ def hold(good, bad, steps):
     return conclude(TrainingQuestion(*ASKED, steps, 4), records, both.squares, tuple(both.lacking), ())
 
 
+@pytest.mark.slow  # 9 s
 @pytest.mark.parametrize(
     ("changed", "step", "name"),
     [

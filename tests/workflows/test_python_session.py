@@ -129,6 +129,7 @@ def test_a_subclass_is_shown_as_what_it_is():
     assert repr(bare) == object.__repr__(bare)  # while it is being made
 
 
+@pytest.mark.slow  # 4 s
 def test_what_is_shown_is_what_was_found(honest, faulty, own):
     text, table = shown(honest.run)
     assert text.startswith("Run run of tiny, policy bf16, cpu")
@@ -381,6 +382,7 @@ def test_editors_complete_what_verbs_take(verb):
     assert all(p.default is None for p in taken.values() if p.kind == Parameter.KEYWORD_ONLY)
 
 
+@pytest.mark.slow  # 3 s
 def test_progress_is_shown_or_told_where_asked(own):
     told = []
     precaudit.compare(own, program(HOSTILE, "b"), progress=lambda done, total, _what: told.append((done, total)))

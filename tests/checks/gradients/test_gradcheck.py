@@ -92,6 +92,7 @@ def test_a_fault_is_the_kernels(fault):
     assert {f.side for f in found.found if f.verdict.status != "pass"} == {KERNEL}
 
 
+@pytest.mark.slow  # 18 s
 def test_a_scaled_gradient_is_said_to_be_scaled_and_check_grads_misses_it():
     told = " ".join(check(scaled).conclusions)
     assert "it is 1.001 × FP64; no format narrower" in told
@@ -121,6 +122,7 @@ def test_the_less_precise_side_is_the_reference_and_its_line():
     assert any(f.declared for f in both.found)
 
 
+@pytest.mark.slow  # 5 s
 def test_gradients_in_bfloat16_are_fp64_rounded_once():
     def short(seed):
         return tuple(jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else x for x in inputs(seed))
@@ -299,6 +301,7 @@ def test_wrong_use_is_said(message):
     assert len(str(error.value).splitlines()) <= 2
 
 
+@pytest.mark.slow  # 5 s
 def test_nothing_finite_is_no_pass():
     def bad(x):
         return jnp.where(x > 1.5, jnp.nan, x)

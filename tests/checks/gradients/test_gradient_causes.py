@@ -24,6 +24,7 @@ def check(planted, form, hostile=False):
     return gradcheck(planted.kernel, planted.reference, given, seeds=1, hostile=hostile)
 
 
+@pytest.mark.slow  # 15 s
 @pytest.mark.parametrize("which", few(EVERY, *KEPT))
 def test_a_planted_mistake_is_named_for_each_array(which):
     name, _, form = which.rpartition(", ")

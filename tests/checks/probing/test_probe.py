@@ -75,6 +75,7 @@ def test_scores_in_bfloat16_lose_the_digits_that_scores_in_float32_keep(probed):
     assert wide.honoured == "yes"
 
 
+@pytest.mark.slow  # 15 s
 def test_errors_are_against_fp64_of_the_operands_as_they_are(probed):
     for form in ("bfloat16", "float16", "float32"):
         q, k = operands(parse_shape(DECODE), form)
@@ -283,6 +284,7 @@ def judged(*sentences, shapes=(DECODE,), **how):
     return precaudit.probe(shapes, timed=False, device="cpu", fail_on=sentences, **how)
 
 
+@pytest.mark.slow  # 3 s
 def test_sentences_are_judged_by_the_rules_of_gate():
     assert judged("float32 default worse than 1e-3", formats="float32").exit_code == 0
     found = judged("default worse than 1e-3", formats="bfloat16,float32")

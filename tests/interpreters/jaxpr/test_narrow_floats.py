@@ -92,6 +92,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow  # 13 s
 @pytest.mark.parametrize("case", few(CASES, *CASES[2:4]), ids=str)  # 8 s each
 def test_the_decoder_gives_the_same_bits(case):
     model, policy, changed = case

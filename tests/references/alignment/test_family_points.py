@@ -48,6 +48,7 @@ def shows(x, y):
     )
 
 
+@pytest.mark.slow  # 3 s
 @pytest.mark.parametrize(
     ("family", "phase", "taps"), [pytest.param(*c, marks=() if c == QUICK else pytest.mark.slow) for c in CASES]
 )

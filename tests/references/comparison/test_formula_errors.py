@@ -95,6 +95,7 @@ def honest(tmp_path_factory):
     return compare(run, options=options(folder))
 
 
+@pytest.mark.slow  # 7 s
 def test_an_honest_batch_is_the_reference_everywhere(honest):
     rows = [e for e in honest.errors if e.kind == "formula"]
     keys = list(formula_keys(honest.run.record.requested, load("tiny").config, ("prefill", "decode", "rescore")))
@@ -119,6 +120,7 @@ def _place(e):
     return (e.phase, e.step, e.layer, e.point)
 
 
+@pytest.mark.slow  # 3 s
 def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
     folder = Path(shutil.copytree(honest.folder, tmp_path / "run"))
     plain = compare(folder, options=CompareOptions(accum=("float16",), cache=honest.folder.parent / "refs"))
@@ -184,6 +186,7 @@ def test_another_program_is_unknown_until_it_is_given(tmp_path):
     assert gate(given).exit_code == 0
 
 
+@pytest.mark.slow  # 7 s
 def test_a_program_that_cannot_be_lifted_is_unknown(tmp_path):
     from tests.helpers.softmaxes import lifted_softmax, opaque_softmax
 
@@ -226,6 +229,7 @@ def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch)
     assert audit(path).judgement.exit_code == 0
 
 
+@pytest.mark.slow  # 4 s
 def test_the_shadow_has_the_slots_that_ran(tmp_path, monkeypatch):
     """A short prompt beside a longer one ran in the longer one's 256."""
     ran, real = [], shadowed.tap_distances

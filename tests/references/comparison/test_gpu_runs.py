@@ -93,6 +93,7 @@ def test_products_of_one_row_are_reproduced_bit_for_bit_and_told(tmp_path):
     ]
 
 
+@pytest.mark.slow  # 4 s
 def test_a_router_read_before_it_was_rounded_is_made_of_rounded_products(tmp_path):
     """XLA sums, exponentiates and divides in one fusion: the router's logits are read as they were before."""
     found = compared(tmp_path, "moe").errors

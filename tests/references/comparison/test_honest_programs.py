@@ -71,6 +71,7 @@ def test_a_tie_inside_what_was_handed_on_unrounded_passes(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_rounding_that_sums_move_across_a_tie_in_every_row_passes(tmp_path):
     """Forty equal tokens round one element of mlp_out the other way: a whole channel is off by one ulp."""
     path = next(t for t in TRAITS if t.name == "float32 weights").make(tmp_path / "model")
@@ -116,6 +117,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
 # Attention written otherwise
 
 
+@pytest.mark.slow  # 7 s
 @pytest.mark.parametrize("policy", ["bf16", pytest.param("bf16-fp32-scores", marks=pytest.mark.slow)])  # 10 s each
 @pytest.mark.parametrize("name", few(ATTENTIONS, "running maxima, blocks of 16"))
 def test_attention_written_otherwise_passes(tmp_path, name, policy):

@@ -71,6 +71,7 @@ def test_a_stream_changed_between_two_layers_fails_there(tmp_path, name):
     assert "prefill" in {v.phase for v in found}
 
 
+@pytest.mark.slow  # 3 s
 def test_streams_of_two_prompts_exchanged_are_named_with_whose(tmp_path):
     """Two prompts of a batch trade their rows between two layers: state, and whose they are is said."""
     texts = [Prompt(id=name, prompt=text) for name, text in zip("ab", (TEXT, TEXT[::-1]), strict=True)]
@@ -109,6 +110,7 @@ def test_a_layer_without_its_predecessor_is_not_asked_for_one(tmp_path):
     assert gate(found).exit_code == 0
 
 
+@pytest.mark.slow  # 3 s
 def test_resid_in_brings_what_it_is_held_against(tmp_path):
     run = recorded(tmp_path, layers="1,2", points="resid_in")
     assert run.record.requested.support == ("resid_out",)
@@ -118,6 +120,7 @@ def test_resid_in_brings_what_it_is_held_against(tmp_path):
     assert "missing" in gate(lost).counts
 
 
+@pytest.mark.slow  # 5 s
 def test_a_cast_before_the_final_norm_fails_there(tmp_path):
     original = Decoder._logits
 

@@ -104,6 +104,7 @@ def half_attend(probs, v, a):
     return half_accumulation(probs, wide.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3).astype(a.attn_out)
 
 
+@pytest.mark.slow  # 4 s
 def test_float16_accumulation_is_named_where_it_happens(tmp_path):
     parts = replace(Parts(), scores=half_scores, attend=half_attend)
     record(tmp_path / "run", parts=parts, select=Selection.parse(phases="prefill"))
@@ -140,6 +141,7 @@ def test_a_fault_is_unexplained_at_its_operation(tmp_path, name):
     assert f"First: layer 0 {first.point}" in local_sentence(found.errors)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_stale_cache_row_is_a_state_fault(tmp_path):
     def stale(cache, layer, rows, slots):
         written = cache_write(cache, layer, rows, slots)
@@ -212,6 +214,7 @@ def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
 
 
+@pytest.mark.slow  # 3 s
 def test_two_runs_against_each_other(tmp_path):
     record(tmp_path / "run", policy="bf16")
     record(tmp_path / "other", policy="fp32-highest")
@@ -286,6 +289,7 @@ def test_more_tensors_than_file_descriptors(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.slow  # 3 s
 def test_short_and_long_prompts_with_a_position_filter_in_one_batch(tmp_path):
     select = Selection.parse(positions="0:4", points="q,attn_out")
     run = record(tmp_path / "run", prompts=["ab", "def f(x):\n    pass"], select=select, batch=2)

@@ -178,6 +178,7 @@ def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
     assert bool(re.search(r"its values are 0\.(78|79|8) % too large", finding.says)) == (fault == "0.78 % too large")
 
 
+@pytest.mark.slow  # 4 s
 def test_one_score_times_12_fails_in_its_layer(tmp_path):
     honest = Parts()
 
@@ -193,6 +194,7 @@ def test_one_score_times_12_fails_in_its_layer(tmp_path):
     assert {v.index for v in worst if v.scope == "token"} == {20}
 
 
+@pytest.mark.slow  # 4 s
 def test_a_projection_that_is_off_fails_in_its_layer(tmp_path):
     honest, calls = Parts(), []
 
@@ -274,6 +276,7 @@ def test_rows_that_are_far_off_have_more_draws(tmp_path):
     assert failing(found) == set()
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
 def test_norms_that_are_off_fail_at_each(tmp_path, policy):
     """Whether what they read was recorded (bf16, where a compiler may fuse) or is known by its lengths and sums."""
@@ -283,6 +286,7 @@ def test_norms_that_are_off_fail_at_each(tmp_path, policy):
     assert ("sums", None, "final_norm") in failing(found) or policy == "bf16"  # one row of two sums: 1 % there is less
 
 
+@pytest.mark.slow  # 4 s
 def test_the_last_norm_is_judged_where_what_it_reads_is_recorded(tmp_path):
     found = compared(tmp_path, recorded(tmp_path, "attn_out,resid_out,logits", batch=1, phases="prefill"))
     assert gate(found).exit_code == 0
@@ -347,6 +351,7 @@ def test_a_stream_that_is_changed_between_layers_is_found_by_its_hashes(tmp_path
     assert "are not what the layer before handed on" in finding.says
 
 
+@pytest.mark.slow  # 6 s
 def test_sums_that_are_not_there_are_missing(tmp_path):
     run = recorded(tmp_path)
     lines = (run.folder / "points.jsonl").read_bytes().splitlines(keepends=True)
@@ -408,6 +413,7 @@ def test_what_is_recorded_whole_has_no_sums():
     assert judged_by_sums(("logits",), ("final_norm",), sparse=False) == ("resid_mid", "resid_out", "final_norm")
 
 
+@pytest.mark.slow  # 3 s
 def test_scores_in_decode_need_the_caches_that_they_read(tmp_path):
     """Queries and keys alone: sums of scores are judged in prefill, and in decode there is nothing to judge them by."""
     found = compared(tmp_path, recorded(tmp_path, points="q,k", layers="0"))

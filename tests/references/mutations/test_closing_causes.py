@@ -284,6 +284,7 @@ def test_advice_is_for_what_was_not_requested():
     )
 
 
+@pytest.mark.slow  # 4 s
 def test_numbers_fitted_in_prefill_hold_in_decode(tmp_path):
     """One mistake is one finding, though decode alone could not tell the factor."""
     parts = next(m for m in MISTAKES if m.name == "one channel × 1.5").parts(2)

@@ -54,6 +54,7 @@ def test_the_reads_are_found(small, tmp_path, monkeypatch):
     assert e.unexplained.u == 0  # bit for bit
 
 
+@pytest.mark.slow  # 3 s
 def test_without_the_search_it_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "MOST_POINTS", 0)
     e, counts = judged(tmp_path, 24, by_hand)
@@ -61,6 +62,7 @@ def test_without_the_search_it_fails(tmp_path, monkeypatch):
     assert e.scopes["token"]["excess"][0] > 1.5  # its limit
 
 
+@pytest.mark.slow  # 3 s
 @pytest.mark.parametrize("wrong", [0.3, -0.5])  # of a sum that rounding moves by 0.06
 def test_a_fault_beside_them_fails(wrong, tmp_path):
     e, counts = judged(tmp_path, 24, lambda x: by_hand(x, wrong))

@@ -266,6 +266,7 @@ def test_whole_numbers_stay_whole_in_every_realisation():
     assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow  # 3 s
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_rounding_that_is_meant_is_made_again(dtype, tmp_path):
     """``reduce_precision`` to fewer bits than the format has; a compiler keeps it, and so do all emulations."""

@@ -112,6 +112,7 @@ def test_an_emulation_flushes_as_the_device_does():
         np.testing.assert_allclose(np.asarray(made[name][0]), y, rtol=0, atol=lost, err_msg=name)
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("name", ["flushed.py:p0", "flushed.py:p4", "flushed.py:p5"])
 def test_columns_of_underflowed_probabilities_pass(name, tmp_path):
     """exp(z − lse) underflows to 0 where FP64 has 5e-40."""

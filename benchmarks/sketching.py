@@ -1,0 +1,93 @@
+"""What keeping sketches in place of tensors takes beside the bare program: a decoder of two layers (``make bench``).
+
+Bare, with sums, maxima and hashes alone, and with projections, in turns. Width 1,024, bfloat16, automatic points.
+Run: python -m benchmarks.sketching [--tokens 512]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.interpreters.jaxpr.sites import unique_names
+from precaudit.interpreters.jaxpr.sketches import with_sketches
+from precaudit.interpreters.jaxpr.tag import capturing
+from precaudit.numbers.allocation import share_freed_memory
+from precaudit.recording.programs.preparing import prepare_program
+from precaudit.recording.programs.program import Program
+
+BOUND = 1.1  # times the bare program
+LAYERS, WIDTH, HEADS, INNER, PROJECTIONS = 2, 1024, 16, 4096, 128
+
+
+def decoder(tokens: int) -> Program:
+    """Return a decoder's layers in a scan, over one sequence."""
+    draw = np.random.default_rng(0)
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "o": (WIDTH, WIDTH)}
+    shapes |= {"up": (WIDTH, INNER), "down": (INNER, WIDTH)}
+    params = {n: jnp.asarray(draw.standard_normal((LAYERS, *s)) / s[0] ** 0.5, jnp.bfloat16) for n, s in shapes.items()}
+    mask = np.tri(tokens, dtype=bool)
+
+    def norm(x: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+    def layer(x: Any, w: Any) -> Any:
+        q, k, v = ((norm(x) @ w[n]).reshape(tokens, HEADS, -1) for n in "qkv")
+        scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+        probs = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1).astype(x.dtype)
+        x = x + jnp.einsum("hts,shd->thd", probs, v).reshape(x.shape) @ w["o"]
+        return x + jax.nn.silu(norm(x) @ w["up"]) @ w["down"], None
+
+    def call(params: Any, x: Any) -> Any:
+        return norm(jax.lax.scan(layer, x, params)[0])
+
+    x = jnp.asarray(draw.standard_normal((tokens, WIDTH)), jnp.bfloat16)
+    return Program(call, params, {"a": (x,)}, outputs="out")
+
+
+def sketching(program: Program, n: int) -> Callable[..., Any]:
+    """Return the program that gives sketches of its points, as ``trace --sketch`` runs it."""
+    made = prepare_program(program)
+    stacked = {name: len(s.stacked) for name, s in zip(unique_names(made.sites), made.sites, strict=True)}
+    return jax.jit(with_sketches(capturing(made), program.named_outputs, stacked, n))
+
+
+def main() -> int:
+    """Print the ratios; return 1 where one is over its bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--times", type=int, default=9)
+    args = parser.parse_args()
+    share_freed_memory()  # as every command does
+    program = decoder(args.tokens)
+    (inputs,) = program.cases.values()
+    runs = {
+        "bare": jax.jit(program.call),
+        "sums": sketching(program, 0),
+        "projections": sketching(program, PROJECTIONS),
+    }
+    took: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(args.times + 1):  # the first compiles
+        for name, run in runs.items():
+            began = time.perf_counter()
+            jax.block_until_ready(run(program.params, *inputs))
+            took[name] += [time.perf_counter() - began] if turn else []
+    plain = median(took.pop("bare"))
+    over = False
+    for name, each in took.items():
+        ratio = median(each) / plain
+        over |= ratio > BOUND
+        said = f"bound {BOUND:g}: {'ok' if ratio <= BOUND else 'over'}"
+        print(f"{name:<12} {ratio:5.2f} x the bare program ({said})  {median(each):.3f} s : {plain:.3f} s")
+    return int(over)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
