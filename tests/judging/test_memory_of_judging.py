@@ -123,6 +123,7 @@ def test_the_report_of_many_records(kind, runs):
     assert grown < 40, grown
 
 
+@pytest.mark.slow  # 14 s
 def test_the_gate_of_a_file_of_many_records(runs):
     short, long, _ = runs["model"]
     grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")

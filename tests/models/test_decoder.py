@@ -187,6 +187,7 @@ def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
     assert len(found) == 4
 
 
+@pytest.mark.slow  # 13 s
 def test_gemma_s_factor_is_rounded_as_published(tmp_path):
     """√24 = 4.898979…; of bfloat16's neighbours 4.875 and 4.90625 the nearer. What ran is in the record."""
     name = str(FIXTURES / "gemma3-gqa")

@@ -64,6 +64,7 @@ def test_sums_of_turned_rows_know_how_long_the_sequence_was(model, tmp_path):
     assert not statuses(found)
 
 
+@pytest.mark.slow  # 18 s
 def test_rescore_beyond_the_context_has_a_reference_of_its_own(honest):
     own = {p.prompt for p in honest.prefill_decode if p.against == "rescore" and p.f64_against_top1 is not None}
     # p8 and what follows it stay within 32 positions; LongRoPE turns all of p35 by its long factors, whatever the call

@@ -80,6 +80,7 @@ def test_layers_that_are_chosen_have_the_numbers_they_have_in_a_run_of_all(runs)
     assert gate(some.folder).counts == {"pass": len(few)}
 
 
+@pytest.mark.slow  # 40 s
 def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs):
     """Layer 2 reads what layer 1 left, which no recorded point of layer 1 explains."""
     _, _, (some, few) = runs

@@ -118,6 +118,7 @@ def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     assert tpu > 1000 * cpu
 
 
+@pytest.mark.slow  # 71 s
 @needs_libtpu
 def test_float32_at_highest_precision_errs_as_on_a_cpu(runs):
     """The check that the compiled text is followed rightly."""

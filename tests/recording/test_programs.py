@@ -70,6 +70,7 @@ def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(record
     assert {e.unexplained.rel_l2 for e in narrow} == {0.0}
 
 
+@pytest.mark.slow  # 23 s
 def test_what_reads_a_value_before_it_is_rounded_is_told(recorded):
     """XLA hands the last norm's product on unrounded to the output matrix; the recorded norm is rounded."""
     _, _, errors = recorded

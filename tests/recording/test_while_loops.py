@@ -66,6 +66,7 @@ def test_a_generation_loop_passes_and_its_iterations_are_as_many_as_it_took(run)
     assert ran == {"a": set(range(11)), "b": set(range(3)), "c": set(range(11))}
 
 
+@pytest.mark.slow  # 26 s
 def test_what_is_recorded_is_what_each_iteration_made(run):
     """The tokens that the loop returns are those that its recorded logits choose; bit for bit the bare loop's."""
     program, opened, _ = run

@@ -88,6 +88,7 @@ def test_errors_are_against_fp64_of_the_operands_as_they_are(probed):
         assert value(r.worst.reference) == pytest.approx(float(true[r.worst.index]), rel=1e-12)
 
 
+@pytest.mark.slow  # 11 s
 def test_a_cpu_takes_presets_and_replaces_them(probed):
     assert of(probed, "float32", "BF16_BF16_F32").honoured == "replaced"
     assert of(probed, "float32", "BF16_BF16_F32").made == ("float32",)

@@ -64,6 +64,7 @@ def test_every_policy_is_held_to_its_prefill_the_trainer_and_fp64(found):
     )
 
 
+@pytest.mark.slow  # 13 s
 def test_what_is_saved_is_read_again_to_the_last_bit(found, subjects, tmp_path):
     path = tmp_path / "saved.jsonl"
     path.write_text(format_rollouts(found.rollouts, 1.0))

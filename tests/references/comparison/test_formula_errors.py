@@ -107,6 +107,7 @@ def test_an_honest_batch_is_the_reference_everywhere(honest):
     assert any(n.startswith("formula: FP64 of the program on 2 prompts took ") for n in honest.notes)
 
 
+@pytest.mark.slow  # 17 s
 def test_a_formula_record_that_is_not_there_is_missing(honest):
     at = next(i for i, e in enumerate(honest.errors) if e.kind == "formula" and e.point == "attn_out")
     found = gate(replace(honest, errors=honest.errors[:at] + honest.errors[at + 1 :]))
