@@ -92,6 +92,7 @@ def test_an_infinite_weight_makes_no_number_nan_but_its_own(tmp_path, capsys):
     assert "exchanged" not in said
 
 
+@pytest.mark.slow  # 11 s
 def test_an_embedding_row_that_is_nan_blames_no_operation(tmp_path, capsys):
     """Its logit is NaN, so that it is the token sampled: what reads it is no exchange of q_proj and k_proj."""
     folder = record(tmp_path / "run", EMBEDDING, np.nan, row=10)

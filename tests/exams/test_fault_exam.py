@@ -103,6 +103,7 @@ def whole(tmp_path_factory):
     return compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("absence", ABSENCES, ids=lambda a: a.name)
 def test_what_is_taken_away_is_said(whole, tmp_path, absence):
     said, right = judged_altered(whole.folder, absence, tmp_path / "altered")

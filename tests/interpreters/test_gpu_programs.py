@@ -377,6 +377,7 @@ QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("name", few(sorted(PROGRAMS), *QUICK))
 def test_an_honest_program_on_a_gpu_passes(tmp_path, name):
     found = judged(recorded(tmp_path, name), PROGRAMS[name])

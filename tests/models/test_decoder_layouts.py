@@ -183,6 +183,7 @@ def test_logits_and_caches_are_those_of_the_default(policy, settings):
 FAMILIES = ("llama-bias", "qwen2-gqa", "qwen3-gqa", "qwen3-moe-gqa", "olmo2-gqa")
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_with_biases_norms_and_experts_are_fused_too(name):
     """Against the same products apart, in float32 to its roundoff: a sum may be taken in another order."""

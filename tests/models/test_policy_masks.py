@@ -109,6 +109,7 @@ def masked(q, k, v, scale, window):
     return np.einsum("hts,shk->thk", e / e.sum(axis=-1, keepdims=True), v)
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("kernel", ["naive", "sdpa", "flash"])
 def test_the_decoder_attends_to_the_last_keys(tmp_path, kernel):
     """In every layer, to float32's roundoff of attention on the recorded q, k, v."""

@@ -242,6 +242,7 @@ def test_compiled_programs_say_how_each_point_is_made(runs):
     assert open_run(runs["fp32", "cpu"].folder).record.neutrality[0].made == {}
 
 
+@pytest.mark.slow  # 2 s
 @needs_libtpu
 @pytest.mark.parametrize(
     ("phase", "point", "made", "expected"),

@@ -60,6 +60,7 @@ def test_what_is_wrong_with_an_optimizer_is_drift_from_its_own_line_on(good, tmp
     assert {g.group for g in found.growth} >= {"loss", "gradient", "parameters", "moments"}
 
 
+@pytest.mark.slow  # 14 s
 def test_the_same_network_with_other_sums_is_rounding(good, tmp_path):
     found = held(good, tmp_path / "b", turned=True)
     assert found.word in ("rounding", "chaos")

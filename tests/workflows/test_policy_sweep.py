@@ -97,6 +97,7 @@ def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_
     assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # 44 s
 def test_a_plot_is_a_page_with_title_table_and_both_themes_that_needs_no_network(swept):
     page = (swept[0] / "plot.html").read_text()
     assert "<title>? tiny – precaudit</title>" in page

@@ -220,6 +220,7 @@ IN_THE_MLP = {
 }
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("case", [(name, *pair) for name, pairs in IN_THE_MLP.items() for pair in pairs])
 def test_what_is_wrong_inside_the_mlp_fails_at_its_output_in_every_layer(tmp_path, case):
     _, policy, change = case

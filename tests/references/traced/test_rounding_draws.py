@@ -70,6 +70,7 @@ def masked(request, tmp_path_factory):
         return program, Emulations(prepare_program(program)), opened
 
 
+@pytest.mark.slow  # 4 s
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.02, False)])
 def test_a_mask_of_floats_hides_no_fault(masked, factor, passes):
     """Draws had it flip on its diagonal, where both sides are the same whole number: noise of 0.448 for 0.0018."""
