@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
 .PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles random-programs programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
-	cut-programs cut-styles cut-calibrate cut-slow oracle bench tiny tpu kernels schemas clean
+	cut-programs cut-styles cut-calibrate cut-turn oracle bench tiny tpu kernels schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -134,7 +134,7 @@ calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate
 
 cuts: .venv/test
-	$(MAKE) --keep-going --jobs=2 cut-slow cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-styles cut-calibrate
+	$(MAKE) --keep-going --jobs=2 cut-turn cut-exam cut-diagnose cut-cells cut-written cut-mesh cut-programs cut-styles cut-calibrate
 
 cut-exam: .venv/test
 	$(BIN)/python -m exams.exam --part today/28
@@ -161,8 +161,8 @@ cut-styles: .venv/test
 cut-calibrate: .venv/test
 	$(BIN)/python -m exams.calibrate --anew --part today/280
 
-cut-slow: .venv/test
-	$(BIN)/python -m pytest -m "slow and not oracle" --part today/28
+cut-turn: .venv/test
+	$(BIN)/python -m pytest -m "turn and not slow and not oracle" --part today/14
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check

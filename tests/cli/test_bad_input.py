@@ -619,7 +619,7 @@ def test_weights_moved_away(looked, model, capfd):
     assert all(e.get("rel_l2", 0) > 0 for e in local(own))
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_nan_in_a_weight(model, tmp_path, capfd):
     names, start = header_of((model / WEIGHTS).read_bytes())
     at = start + names[Q_PROJ]["data_offsets"][0] + 64

@@ -18,7 +18,7 @@ from tests.helpers.audited_cases import CASES, audited, program
 from tests.helpers.selected import few
 
 
-@pytest.mark.slow  # 19 s
+@pytest.mark.turn  # 19 s
 @pytest.mark.parametrize("name", ["late_query.py:bug"])
 def test_a_query_turned_late_is_named(name, tmp_path):
     found = audited(tmp_path, name, mapped=True)
@@ -28,7 +28,7 @@ def test_a_query_turned_late_is_named(name, tmp_path):
     assert "position" in first.says
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_decode_after_a_prefill_elsewhere_starts_where_its_cache_ends(tmp_path):
     """Past keys are those of the cache that the first call is given."""
     found = audited(tmp_path, "past_length.py:ok_after", mapped=True)
@@ -36,7 +36,7 @@ def test_a_decode_after_a_prefill_elsewhere_starts_where_its_cache_ends(tmp_path
     assert max(value(e.rel_l2) for e in found.records if e.kind == "formula") <= 1e-9
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
     found = audited(tmp_path, "past_length.py:bug_after", mapped=True)
     assert found.broken() >= {(0, 0, "q_rot")}
@@ -56,7 +56,7 @@ def test_a_past_length_that_is_one_too_small_is_told(tmp_path):
     assert not [n for n in right.judgement.notes if "too small" in n]
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_padding_is_counted_and_not_judged(tmp_path):
     """What a program makes at rows that no sequence has is nobody's; the lengths are one of its inputs."""
     found = audited(tmp_path, "row_mask.py:ok", mapped=True)
@@ -67,7 +67,7 @@ def test_padding_is_counted_and_not_judged(tmp_path):
     assert rows == {5}
 
 
-@pytest.mark.slow  # 23 s
+@pytest.mark.turn  # 23 s
 def test_another_row_s_mask_is_named_with_row_and_position(tmp_path):
     found = audited(tmp_path, "row_mask.py:bug", mapped=True)
     assert found.broken() == {(0, 0, "attended")}
@@ -110,7 +110,7 @@ def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
     assert f"explains it: tests/helpers/cases/{line_of('custom_vjp.py', 'narrow = ')}:" in found.conclusions[0]
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_each_group_of_failing_inputs_is_explained_by_itself():
     it = import_kernel(f"{CASES}/two_faults.py:bad", None, None, None)
 
@@ -128,7 +128,7 @@ def test_each_group_of_failing_inputs_is_explained_by_itself():
     assert re.search(r"1.00136e-5 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-6 at \S+two_faults.py:11:", tiny)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("file", few(("xent.py", "xent_pallas.py"), "xent.py"))
 def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
     line = line_of(file, "jnp.dot(h")
@@ -157,7 +157,7 @@ def test_two_faults_are_told_among_hostile_inputs():
     assert all(groups.values())
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
     found = held_to_reference("router.py:kernel")
     assert found.exit_code == 1
@@ -229,7 +229,7 @@ def test_honest_programs_count_turn_and_average_in_formats_that_hold_it(name):
     assert rules <= {"narrow-exp", "rounded-scores"}, "bfloat16 gates, and scores that these programs do round"
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 @pytest.mark.parametrize(
     ("name", "point", "source"),
     [("overflow.py:buggy", "raw", "fp16.py:21"), ("fp16.py:gbuggy", "safe.grad", "fp16.py:55")],

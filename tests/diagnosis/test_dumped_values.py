@@ -162,7 +162,7 @@ ROUNDED = {"gemma2-caps", "gemma3-gqa"}  # √width is multiplied by in bfloat16
 PORTS = [f for f in FAMILIES_ONCE if f not in ROUNDED]
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 @pytest.mark.parametrize("family", [PORTS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in PORTS[1:])])
 def test_the_decoder_is_transformers_own_modules_without_a_map(tmp_path, family):
     """Of every family: hidden states of all layers and logits, in FP64 but for tables in float32."""

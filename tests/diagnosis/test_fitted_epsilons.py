@@ -58,7 +58,7 @@ def told(finding):
     return finding.cause, number, number
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", few(CASES, "tiny, 3e-6", "qwen3, 1e-3"))
 def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
     model, made = CASES[name]
@@ -73,14 +73,14 @@ def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
         assert least <= made <= most, (f.point, f.says)
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_what_is_rounded_before_it_is_read_does_not_hide_an_epsilon(tmp_path):
     """XLA hands the second norm its input unrounded, which moves it by more than the epsilon does."""
     _, findings = diagnosed(tmp_path, "tiny", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 3e-6, a))
     assert {(f.point, f.cause) for f in findings} == {("attn_norm", "epsilon 3e-6"), ("mlp_norm", "epsilon 3e-6")}
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_a_number_that_leaves_half_as_much_as_any_other_is_named(tmp_path):
     """1.2e-3 closes as well in bfloat16, and leaves more than twice as much."""
     _, findings = diagnosed(tmp_path, "qwen3-gqa", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 1e-3, a))
@@ -115,7 +115,7 @@ def test_an_epsilon_outside_the_root_is_told_for_what_it_is(policy, tmp_path):
     assert all("outside the root" in f.cause for f in findings), [f.says for f in findings]
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("policy", few(["bf16", "fp32-highest"], "bf16"))
 def test_the_configurations_own_epsilon_is_no_finding(policy, tmp_path):
     eps, findings = diagnosed(tmp_path, "tiny", policy, lambda honest, x, w, eps, a: honest(x, w, eps, a))

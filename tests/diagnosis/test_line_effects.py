@@ -73,7 +73,7 @@ def off(call):
     return np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)])
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
     compare_program(opened, program)
@@ -91,7 +91,7 @@ def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
     assert any(line.startswith("To change, emulated: KL") for line in said)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_shares_of_a_programs_points_add_up_to_what_changed(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
     compare_program(opened, program)
@@ -160,7 +160,7 @@ def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tm
     trace_program(program, opened.folder, options=ProgramTraceOptions(force=True))  # nothing of ours stands in the way
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_what_cannot_be_told_is_said(tmp_path, capsys):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "bare", outputs=None)
     compare_program(opened, program)
@@ -335,7 +335,7 @@ def averaged(stored):
     return call
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_second_moment_that_earlier_calls_rounded_is_the_line_to_change(tmp_path):
     """Against the optimizer edited so, and FP64; the last call alone reads the moment as it was given."""
     steps = 20

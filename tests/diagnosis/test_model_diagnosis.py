@@ -54,7 +54,7 @@ QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns 
 KEPT = ("softmax in bf16", "stale KV entry")  # 8 s each
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", few(QUICK, *KEPT))
 def test_a_mistake_in_one_layer_is_placed_and_named(tmp_path, name):
     mistake = next(m for m in MISTAKES if m.name == name)
@@ -69,7 +69,7 @@ def test_a_mistake_in_all_layers_is_placed_and_named(tmp_path, mistake):
     assert c.right, c
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_harmless_rewrite_is_not_accused(tmp_path):
     found = traced(tmp_path, load("tiny", "bf16", None, "cpu", REWRITES["fused projections"]))
     assert (found.exit_code, found.findings, found.unknown) == (0, (), ())
@@ -122,7 +122,7 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     assert again.judged == 2
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_what_buys_is_unknown_without_the_device_and_nothing_is_said_where_nothing_buys(tmp_path, monkeypatch):
     record(tmp_path / "run", select=Selection.parse(points="q", phases="prefill"), decode_steps=0)
     found = diagnose(
@@ -143,7 +143,7 @@ def whole(tmp_path_factory):
     return Recorded.of(run), load("tiny", "bf16", None, "cpu")
 
 
-@pytest.mark.slow  # 20 s
+@pytest.mark.turn  # 20 s
 @pytest.mark.parametrize("objective", ["margin", "logprob", "logprob:7", "kl"])
 def test_shares_add_up_to_the_change(whole, objective):
     found = shares(*whole, "p0", objective)
@@ -161,7 +161,7 @@ def test_an_objective_that_is_none_is_refused(whole, objective, capsys):
     assert f"objective {objective!r}" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_planted_errors_are_the_local_errors(whole):
     """Forcing every tap to what was recorded gives each operation's own error, as NumPy computes it apart."""
     recorded, subject = whole
@@ -241,7 +241,7 @@ def test_what_raising_the_policy_buys(whole):
     assert 1e-9 < float(found["layer 3"].kl[1]) != float(found["layer 3"].kl[0])  # the other layers stay as they are
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_a_layer_raised_alone_computes_as_a_wider_policy_does(whole):
     """All layers of a model of one layer in float32 are that layer: the two ways to raise it give the same bits."""
     _, subject = whole
@@ -346,7 +346,7 @@ def nan_model():
     return str(folder)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_nan_in_caches_alone_is_no_rounding(tmp_path, capsys, monkeypatch):
     """Nothing was recorded that would say where it comes from: the cache itself is the finding.
 
@@ -361,7 +361,7 @@ def test_nan_in_caches_alone_is_no_rounding(tmp_path, capsys, monkeypatch):
     assert "To change" not in out
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_nan_that_came_in_is_not_blamed_on_the_operation(tmp_path, capsys):
     record(tmp_path / "run", subject=nan_model(), select=Selection.parse(points="all", layers="3", phases="prefill"))
     assert run(["diagnose", str(tmp_path / "run")]) == 1
@@ -417,7 +417,7 @@ def test_closure_tells_what_excess_precision_keeps(whole):
     assert found["float32"].off is None
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
     record(tmp_path / "run", select=Selection.parse(points="v,logits"), batch=1)
     assert run(["trace", "--repeat", str(tmp_path / "run"), "-o", str(tmp_path / "again")]) == 0

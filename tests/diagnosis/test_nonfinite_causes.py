@@ -88,7 +88,7 @@ def line(call):
     return f"test_nonfinite_causes.py:{first + next(i for i, x in enumerate(lines) if '# here' in x)}"
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("call", few(CASES, squared, logarithm), ids=lambda c: c.__name__)
 def test_the_operation_that_makes_it_is_named_by_its_word_and_line(call, tmp_path):
     found, diagnosed = judged(tmp_path, call)

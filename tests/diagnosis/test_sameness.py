@@ -68,7 +68,7 @@ def compared(tmp_path, both, step, **how):
     return found
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PAIRS])
 def test_a_mistake_in_one_of_two_is_found_where_it_begins_and_its_fix_is_one_formula(name, tmp_path):
     both, right, mistake, (point, call, step) = PAIRS[name]
@@ -84,7 +84,7 @@ def test_a_mistake_in_one_of_two_is_found_where_it_begins_and_its_fix_is_one_for
     assert "steps.py:" in parting.source
 
 
-@pytest.mark.slow  # 18 s
+@pytest.mark.turn  # 18 s
 def test_both_turned_by_one_position_more_is_one_formula(tmp_path):
     """Scores hold the difference of positions alone."""
     found = compared(tmp_path, (), [("rotate(y, position.astype", "rotate(y, 1 + position.astype")])
@@ -151,7 +151,7 @@ def bucketed(width, kept, mistake=0):
     return Program(call, w, {"a": given}, outputs="out", tokens=0, lengths=1)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_rows_that_a_program_says_to_be_padding_are_left_out():
     """A batch beside itself in another bucket, and beside one sequence alone; with padding seen nothing is its row."""
     every = [0, 1]
@@ -292,7 +292,7 @@ def checkpoint(tmp_path_factory):
     return folder, replace(module.program, tokens=0)
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_a_model_is_a_program_that_reads_the_other_ones_tokens(checkpoint):
     """Its prefill beside the example's decode, whose tokens it chooses; they part by float32 tables alone."""
     folder, program = checkpoint

@@ -47,7 +47,7 @@ def printed(capsys, *words):
     return code, capsys.readouterr().out
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_weight_between_recorded_points_is_named(tmp_path, capsys):
     folder = record(tmp_path / "run", DOWN, np.nan)
     _, said = printed(capsys, "compare", folder)
@@ -73,7 +73,7 @@ def test_a_weight_between_recorded_points_is_named(tmp_path, capsys):
     assert "nan" not in said
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_an_infinite_weight_makes_no_number_nan_but_its_own(tmp_path, capsys):
     """Equal infinities agree: what is finite beside them is explained, and no gain fails."""
     folder = record(tmp_path / "run", QUERY, np.inf)
@@ -92,7 +92,7 @@ def test_an_infinite_weight_makes_no_number_nan_but_its_own(tmp_path, capsys):
     assert "exchanged" not in said
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 def test_an_embedding_row_that_is_nan_blames_no_operation(tmp_path, capsys):
     """Its logit is NaN, so that it is the token sampled: what reads it is no exchange of q_proj and k_proj."""
     folder = record(tmp_path / "run", EMBEDDING, np.nan, row=10)

@@ -61,7 +61,7 @@ def tensors(folder, subject, cell):
     return {(p.prompt, p.phase, p.step, p.layer, p.point): run.tensor(p).tobytes() for p in run.points}
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 @pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_cell_changes_its_point_first(name, tmp_path):
     cell = next(c for c in CELLS if c.name == name)

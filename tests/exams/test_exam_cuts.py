@@ -48,10 +48,10 @@ def test_ci_makes_a_cut_of_every_exam():
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_ci_makes_a_cut_of_the_slow_tests():
+def test_ci_makes_a_cut_of_the_tests_that_run_in_turn():
     makefile = (ROOT / "Makefile").read_text()
-    assert re.search(r"^cuts: .*\n.* cut-slow ", makefile, re.MULTILINE)
-    assert '-m "slow and not oracle" --part today/28' in makefile
+    assert re.search(r"^cuts: .*\n.* cut-turn ", makefile, re.MULTILINE)
+    assert '-m "turn and not slow and not oracle" --part today/14' in makefile
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -87,7 +87,7 @@ def judged(folder, parts, baseline=None):
     return gate(compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs")), baseline=baseline)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("name", few(BROKEN, "epsilon outside the root", "cache off by one"))  # 5 s each
 def test_a_broken_decoder_fails_where_it_is_broken(tmp_path, name):
     parts, points = BROKEN[name]
@@ -103,7 +103,7 @@ def whole(tmp_path_factory):
     return compare(folder / "run", options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("absence", ABSENCES, ids=lambda a: a.name)
 def test_what_is_taken_away_is_said(whole, tmp_path, absence):
     said, right = judged_altered(whole.folder, absence, tmp_path / "altered")
@@ -115,7 +115,7 @@ def test_what_the_other_side_lacks_is_said(whole, tmp_path):
     assert between_runs(whole.folder, tmp_path / "altered") == ("missing", True)
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 @pytest.mark.parametrize("name", few(["sums in halves", "blocked attention"], "sums in halves"))  # 6 s each
 def test_an_honest_rewrite_passes(tmp_path, name):
     assert judged(tmp_path, REWRITES[name]).exit_code == 0
@@ -129,7 +129,7 @@ def test_an_honest_decoder_passes_and_keeps_its_baseline(tmp_path):
     assert gate(found, baseline=tmp_path / "baseline.jsonl").exit_code == 0
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_a_norm_that_is_only_written_apart_passes(tmp_path):
     def twice(x, w, eps, a):
         return rms_norm(jnp.stack([x, x])[1], w, eps, a)
@@ -143,7 +143,7 @@ def test_init_writes_once(tmp_path):
         init("tiny", tmp_path)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", ["sums in fp16", "logits in bf16"])
 def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
     """Noise is wider for an input that was handed on unrounded, where that explains the error: not beside a fault."""
@@ -171,7 +171,7 @@ def truncating(x, w, _bias, a):
     return lax.bitcast_convert_type(bits, jnp.float32).astype(a.activations)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_one_ulp_away_from_ties_is_no_tie(tmp_path):
     """Elements are left out of excess where float32 sums may cross a tie, not wherever they are one ulp off."""
     subject = load("tiny", "bf16", None, "cpu", replace(Parts(), project=truncating))

@@ -34,7 +34,7 @@ def test_a_file_holds_every_program_and_no_code(file):
         assert all(np.isfinite(held[name]).all() for name in PROGRAMS)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @needs_libtpu
 def test_a_file_is_held_against_the_prediction(file, monkeypatch, capsys):
     """A CPU is told from a TPU by float32 at the default precision, and agrees at highest."""

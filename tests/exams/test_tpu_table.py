@@ -13,7 +13,7 @@ from tests.helpers.tpus import needs_libtpu
 V5E, V6E = parse_target("v5e"), parse_target("v6e")
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 @needs_libtpu
 def test_a_gradient_errs_as_its_products_do():
     found = {e.way: e for e in measured(V5E, draws=2)}

@@ -94,7 +94,7 @@ ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
     assert ways_by_label(parse_module(fused.replace("kLoop", "kCustom"))) == {"product.3": ("1 TF32 pass",)}
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=8, max_size=8), st.integers(-12, 12))
 @settings(max_examples=60)
 def test_operands_are_rounded_to_tf32_as_the_device_does(values, ulps):
@@ -207,7 +207,7 @@ def rounded_to_even(x):
     return ((bits + half) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_ties_add_what_operands_near_one_may_make():
     a, b = normal(4, 32), normal(32, 4)
     a[1, 5] = np.float32(1 + 2.0**-11 + 2.0**-22)  # two ulps above a tie
@@ -262,7 +262,7 @@ def scattered(x, w):
     return jnp.zeros((4, 8), jnp.bfloat16).at[w].add(x)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_threads_add_in_any_order_in_a_narrow_format(tmp_path):
     """Not twice, and on a CPU in one order."""
     x, w = normal(400, 8).astype(jnp.bfloat16), RANDOM.integers(0, 4, 400)
@@ -282,7 +282,7 @@ def attending(w, q):
     return jax.nn.softmax(scores) @ w["v"]
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 def test_a_softmax_whose_sum_was_made_apart_passes_and_one_farther_off_fails(tmp_path):
     """Scores of 900 have an ulp of 6e-5, and so has what is left of a probability of one."""
     keys, q = normal(9, 64), normal(64)
@@ -377,7 +377,7 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("name", few(sorted(PROGRAMS), *QUICK))
 def test_an_honest_program_on_a_gpu_passes(tmp_path, name):
     found = judged(recorded(tmp_path, name), PROGRAMS[name])
@@ -386,7 +386,7 @@ def test_an_honest_program_on_a_gpu_passes(tmp_path, name):
     assert found.counts["pass"] > 2
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_tf32_is_no_honest_way_of_the_highest_precision(tmp_path):
     """Nor of a CPU."""
     run = recorded(tmp_path / "a", "chained-default", PROGRAMS["chained-highest"])
@@ -400,7 +400,7 @@ def test_a_row_of_rounded_terms_is_none_of_a_cpu(tmp_path):
     assert failing(run, PROGRAMS["rows1-bf16"])
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 @pytest.mark.parametrize(("name", "tap", "fault"), [
     pytest.param("chained-default", "value", lambda x: x * np.float32(1.0003), marks=pytest.mark.slow),
     ("chained-default", "value~2", lambda x: rounded_through_bfloat16(x)),

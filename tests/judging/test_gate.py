@@ -402,7 +402,7 @@ def test_a_record_taken_out_of_a_comparison_is_missing(honest):
         assert found.exit_code == 3
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_an_honest_run_of_decode_alone_passes(tmp_path, again):
     record(tmp_path / "run", prompts=PROMPTS[1:], select=Selection.parse(phases="decode", layers="0"))
     again(tmp_path / "run")

@@ -27,7 +27,7 @@ def compared(tmp_path_factory):
     return program, run
 
 
-@pytest.mark.slow  # 14 s
+@pytest.mark.turn  # 14 s
 def test_a_look_holds_what_it_names(compared):
     _, run = compared
     look = look_at(run, 1, "query", None, ["a"])
@@ -66,7 +66,7 @@ def test_compare_shows_a_part_and_keeps_the_records_of_all(compared, capsys):
     assert (run.folder / "errors.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_python_takes_the_same_filters(compared):
     program, run = compared
     found = precaudit.compare(run, program, points=["scores"], prompt="b")

@@ -46,7 +46,7 @@ def failed(runs, tmp_path_factory):
     return folder / "short", folder / "long", copy(folder / "changed", folder / "long", RECORDS)
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_the_gate_of_many_failures(failed):
     """Verdicts stay in a file, and groups of them are folded: 50,000 are 50 MB."""
     short, long, count = failed
@@ -78,7 +78,7 @@ def growth(command, short, long, *more):
     return after[0] - before[0], after[3]
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_the_gate_of_many_records(kind, runs):
     short, long, count = runs[kind]
@@ -123,7 +123,7 @@ def test_the_report_of_many_records(kind, runs):
     assert grown < 40, grown
 
 
-@pytest.mark.slow  # 14 s
+@pytest.mark.turn  # 14 s
 def test_the_gate_of_a_file_of_many_records(runs):
     short, long, _ = runs["model"]
     grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")

@@ -56,7 +56,7 @@ def said(capfd, *arguments):
     return code, " ".join((out + err).split())
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_every_command_says_what_is_not_finite(broken, capfd):
     model, traced, folder = broken
     code, text = said(capfd, "compare", traced)

@@ -140,7 +140,7 @@ def test_the_kernel_that_is_offered_is_one_that_can_run():
     assert not {"probs", "attn_out"} & dict(candidates(under("bf16", "sdpa"), plain, "cpu")).keys()
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("kernel", few(KERNELS, "flash"))  # 7 s each
 def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path, kernel):
     subject = load(str(FIXTURES / "llama-gqa"), "bf16", {"attention": kernel}, "cpu")
@@ -185,7 +185,7 @@ def longer(name, folder):
     return str(folder)
 
 
-@pytest.mark.slow  # 14 s
+@pytest.mark.turn  # 14 s
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_honest_run_passes_and_is_explained(tmp_path, kernel):
     """Over blocks of keys that padding moves, the last one not full; the kernel's own roundings leave next to nothing.
@@ -302,7 +302,7 @@ def model(tmp_path_factory):
     return longer("llama-gqa", tmp_path_factory.mktemp("longer") / "model")
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize(
     ("kernel", "part", "cause"),
     [pytest.param(*f, id=n, marks=() if n in QUICK else pytest.mark.slow) for f, n in zip(FAULTS, NAMES, strict=True)],

@@ -77,7 +77,7 @@ def judged(folder, passes, matmul, device="TPU v5 lite"):
     return gate(compare(run.folder, options=CompareOptions(accum=(), cache=folder / "refs")))
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 @pytest.mark.parametrize("case", few([(1, "default"), (3, "high"), (6, "highest")], (3, "high")), ids=str)  # 10 s each
 def test_the_passes_of_a_tpu_are_emulated(tmp_path, case):
     passes, matmul = case
@@ -86,7 +86,7 @@ def test_the_passes_of_a_tpu_are_emulated(tmp_path, case):
     assert not local, [(v.point, v.metric, v.scope, v.value) for v in local]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(
     "case", few([(1, "high"), (1, "highest"), (3, "highest")], (3, "highest")), ids=str
 )  # 8 s each
@@ -106,7 +106,7 @@ def test_tf32_is_a_gpus_default(tmp_path):
         assert not failed if honest else {"q", "v", "attn_proj", "mlp_out"} <= failed, (passes, told)
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_one_pass_on_a_cpu_fails(tmp_path):
     """A CPU takes the setting and multiplies in float32: bfloat16 operands are no honest default there."""
     failed = {v.point for v in judged(tmp_path, 1, "default", "cpu").verdicts if v.status == "fail"}

@@ -473,7 +473,7 @@ def test_an_array_that_the_map_lacks_is_refused(tmp_path, capsys):
     assert run(["models", str(folder)]) == 0
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_an_orbax_model_is_traced_and_compared(tmp_path):
     tree = as_maxtext("llama-gqa")
     folder = orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
@@ -562,7 +562,7 @@ def test_windows_of_qwen3_moe_are_on_every_layer():
     assert (c.window, c.full_layers) == (7, ())
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_the_activation_is_the_configuration_s(tmp_path):
     """A llama with GELU: the decoder and the reference compute the same."""
     shutil.copytree(FIXTURES / "llama-gqa", tmp_path / "m")

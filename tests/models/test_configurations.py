@@ -334,7 +334,7 @@ def test_a_head_beside_tie_word_embeddings(tmp_path, tied, head):
     assert np.array_equal(got, plain[:, ::-1] if head == "other" else plain)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_field_the_user_names_is_passed_over_and_recorded(tmp_path, capsys):
     source = FIXTURES / "llama-gqa"
     folder, out = tmp_path / "m", str(tmp_path / "run")

@@ -53,7 +53,7 @@ def test_every_point_is_fp64_to_single_precision(single, name):
             assert e.mismatched == 0, e
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", few([*FAMILIES_ONCE, "granite-bias"], *FEW))
 def test_honest_rounding_passes_in_every_family(tmp_path, name):
     """No record of an honest bfloat16 run fails, and its emulation leaves less than a rounding."""
@@ -83,7 +83,7 @@ def by_place(folder):
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("name", few(FAMILIES_ONCE, "gemma2-caps"))
 def test_batch_and_padding_do_not_change_values(tmp_path, name):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
@@ -110,7 +110,7 @@ def test_what_pads_a_prompt_is_never_seen(tmp_path):
             assert a[key].tobytes() == b[key].tobytes(), key
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_one_token_prompt_decodes_from_an_empty_cache(tmp_path):
     fixture_run(tmp_path / "run", "llama-mha", tokens=((7,),))
     found = errors(tmp_path / "run", accum=())
@@ -125,7 +125,7 @@ def test_capturing_leaves_logits_bitwise_unchanged(tmp_path):
     assert all(n.bitwise for n in run.record.neutrality)
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
     record(tmp_path / "all")
     record(tmp_path / "some", select=Selection.parse(layers="1,-1", positions="last:3,0"))
@@ -137,7 +137,7 @@ def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
     assert len(some.rows("p0", "prefill", 4, "k").positions) == len(whole.positions)  # attention needs every key
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("policy", few(["bf16-fp32-scores", "fp32-cast-decode", "fp32"], "fp32-cast-decode"))
 def test_policies_store_what_they_say(tmp_path, policy):
     run = record(tmp_path / "run", policy=policy, select=everything())
@@ -150,7 +150,7 @@ def test_policies_store_what_they_say(tmp_path, policy):
     assert all(e.unknown is None for e in errors(tmp_path / "run", accum=()))
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_another_cache_format_is_what_decode_read(tmp_path):
     record(
         tmp_path / "run",
@@ -164,7 +164,7 @@ def test_another_cache_format_is_what_decode_read(tmp_path):
     assert all(e.explained["policy:bf16+kv_cache=float8_e4m3fn"] > 0.9 for e in local)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_given_tokens_are_fed(tmp_path):
     first = record(tmp_path / "a")
     again = trace(
@@ -176,7 +176,7 @@ def test_given_tokens_are_fed(tmp_path):
     assert fed[0] == fed[1]
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
     """Prefill, which rescore runs too, and decode, each bare and with taps; not one more for a device or a step."""
     programs._compile.cache_clear()
@@ -187,7 +187,7 @@ def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
     assert len(found) == 4
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_gemma_s_factor_is_rounded_as_published(tmp_path):
     """√24 = 4.898979…; of bfloat16's neighbours 4.875 and 4.90625 the nearer. What ran is in the record."""
     name = str(FIXTURES / "gemma3-gqa")
@@ -242,7 +242,7 @@ def test_gate_out_is_the_activation_of_the_gate_alone(single, name):
         assert np.linalg.norm(both - expected * projected("up")) <= 1e-6 * np.linalg.norm(both)
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
     """A part of one's own need not show what lies within its operation: that is said, and is not missing."""
     subject = load("tiny", "bf16", device="cpu")
@@ -264,7 +264,7 @@ def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
         compare(run, select=Selection.parse(points="gate_out"))
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_all_that_a_bisection_by_layers_raises_together_is_float32():
     """Layers, what they hand on and the head: logits of float32. Without the head they are rounded before."""
     tokens = np.arange(1, 13, dtype=np.int32)[None]

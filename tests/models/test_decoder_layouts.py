@@ -90,7 +90,7 @@ def test_the_default_program_is_what_it_was(phase, platform):
 # What the programs are
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_unrolled_layers_are_in_no_loop(phase):
     """And each has products of its own: seven a layer, two of attention, and that of logits."""
@@ -163,7 +163,7 @@ def test_invariance_unrolls(tmp_path, monkeypatch):
 # The numbers
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("policy", few(["bf16", "fp32", "w8a8"], "bf16"))
 @pytest.mark.parametrize("settings", WAYS, ids=IDS)
 def test_logits_and_caches_are_those_of_the_default(policy, settings):
@@ -183,7 +183,7 @@ def test_logits_and_caches_are_those_of_the_default(policy, settings):
 FAMILIES = ("llama-bias", "qwen2-gqa", "qwen3-gqa", "qwen3-moe-gqa", "olmo2-gqa")
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_with_biases_norms_and_experts_are_fused_too(name):
     """Against the same products apart, in float32 to its roundoff: a sum may be taken in another order."""
@@ -198,7 +198,7 @@ def test_families_with_biases_norms_and_experts_are_fused_too(name):
 # Honest runs, and faulty ones
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(
     "settings", [WAYS[0], WAYS[2], pytest.param(BOTH, marks=pytest.mark.slow)], ids=["unrolled", "fused", "both"]
 )  # 4 s each
@@ -239,7 +239,7 @@ def louder(q, k, scale, a):
     return attention_scores(q, k, 1.02 * scale, a)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(
     ("settings", "part", "first"),
     [

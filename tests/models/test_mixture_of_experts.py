@@ -48,7 +48,7 @@ def failing(compared):
     return {(e.layer, e.point) for e, v in verdicts if v.status != "pass"}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_chosen_experts_are_recorded(tmp_path):
     compared = found(tmp_path)
     recorded = Recorded.of(compared.run)
@@ -75,7 +75,7 @@ def otherwise_normalised(x, used, renormalise, a):
     return route(x, used, not renormalise, a)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("wrong", few([second_best, otherwise_normalised], second_best))  # 7 s each
 def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
     compared = found(tmp_path, replace(Parts(), route=wrong))
@@ -86,7 +86,7 @@ def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
         assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("more", few([1, -1], -1))  # 9 s
 def test_another_number_of_experts_is_a_flip_of_every_token(tmp_path, more):
     parts = replace(Parts(), route=lambda x, used, renormalise, a: route(x, used + more, renormalise, a))
@@ -111,7 +111,7 @@ def test_flips_of_an_honest_run_are_near_ties(tmp_path):
 ROUTER = apply_settings(load_policy("bf16"), {"router": "float32"})
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("stored", few(["float32", "float16"], "float32"))  # 5 s
 def test_router_logits_are_kept_in_the_policy_s_format(tmp_path, stored):
     policy = apply_settings(load_policy("bf16"), {"router": stored})
@@ -129,7 +129,7 @@ def rounding_router(x, weight, bias, a):
     return y if y.dtype == x.dtype else y.astype(x.dtype).astype(y.dtype)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_router_that_rounds_where_its_policy_does_not_fails(tmp_path):
     compared = found(tmp_path, replace(Parts(), project=rounding_router), ROUTER)
     assert failing(compared) == {(0, "router"), (1, "router")}

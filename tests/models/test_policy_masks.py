@@ -109,7 +109,7 @@ def masked(q, k, v, scale, window):
     return np.einsum("hts,shk->thk", e / e.sum(axis=-1, keepdims=True), v)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("kernel", ["naive", "sdpa", "flash"])
 def test_the_decoder_attends_to_the_last_keys(tmp_path, kernel):
     """In every layer, to float32's roundoff of attention on the recorded q, k, v."""
@@ -127,7 +127,7 @@ def test_the_decoder_attends_to_the_last_keys(tmp_path, kernel):
 # Honest runs: local errors and formula with the mask, forward errors from the model itself
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_an_honest_run_passes_and_is_priced(tmp_path):
     """The forward error of logits is the distance from the full model's, here as float32 makes them."""
     given = prompts(40)
@@ -183,7 +183,7 @@ class A:
 """
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @pytest.mark.parametrize(
     "window", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
 )
@@ -216,7 +216,7 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
 # Faulty ones
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize(
     ("window", "cause"),
     [(WINDOW + 1, "window one long"), pytest.param(None, "no window", marks=pytest.mark.slow)],
@@ -235,7 +235,7 @@ def test_another_window_fails_and_is_named(tmp_path, window, cause):
     assert named.variant.name == cause
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_formula_of_another_window_is_not_the_reference(tmp_path):
     subject = seeing(load("tiny", under(), None, "cpu"), WINDOW + 1)
     _, judgement = judged(tmp_path, subject, prompts(40), True, points="attn_out", phases="prefill", layers="0")
@@ -275,7 +275,7 @@ def scored(tmp_path_factory):
     return run, [e for e in found.errors if e.point == "scores"]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_masked_scores_are_in_no_share_that_is_explained(scored):
     """They are 0 in error and reference, and were none in emulations: explained was −1e5 to −9e13."""
     shares = [value(x) for e in scored[1] if e.kind == "local" for x in (e.explained["policy:bf16"],)]

@@ -190,7 +190,7 @@ def compared(folder, subject, points=POINTS, formula=False, steps=2, phases="pre
     return compare(run, options=CompareOptions(accum=(), cache=folder / "refs", formula=formula), subject=subject)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("policy", [p if p in FIRST else pytest.param(p, marks=pytest.mark.slow) for p in SHIPPED])
 def test_a_shipped_policy_passes(tmp_path, policy):
     found = compared(tmp_path, policy, formula=policy in ("kv-int8", "w8a8"))
@@ -289,7 +289,7 @@ def named(found, point):
 SLOW = [pytest.param(*m, marks=pytest.mark.slow) for m in MORE]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(("policy", "name", "change", "point", "cause"), [*CHANGED, *SLOW])
 def test_other_integers_or_scales_fail_and_are_named(tmp_path, policy, name, change, point, cause):
     """One channel of q, turned by RoPE, is two channels of a factor that depends on the position: found, not named."""
@@ -301,7 +301,7 @@ def test_other_integers_or_scales_fail_and_are_named(tmp_path, policy, name, cha
     assert named(found, point) == cause
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_inputs_that_were_never_quantised_fail_and_are_named(tmp_path):
     """Declared w8a8, run as w8a16."""
     subject = load("tiny", "w8a8", None, "cpu")
@@ -331,7 +331,7 @@ def bf16_scales(cache, layer):
     return dequantise_rows(cache_read(cache.values, layer), scales, cache.read)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(
     ("read", "cause"),
     [

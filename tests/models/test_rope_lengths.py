@@ -49,7 +49,7 @@ def honest(request, tmp_path_factory):
     return compared(recorded(folder / "run", request.param), folder, formula=True)
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_an_honest_run_beyond_the_context_passes(honest):
     assert {e.kind for e in honest.errors} >= {"local", "forward", "state", "formula"}
     assert not statuses(honest)
@@ -64,7 +64,7 @@ def test_sums_of_turned_rows_know_how_long_the_sequence_was(model, tmp_path):
     assert not statuses(found)
 
 
-@pytest.mark.slow  # 18 s
+@pytest.mark.turn  # 18 s
 def test_rescore_beyond_the_context_has_a_reference_of_its_own(honest):
     own = {p.prompt for p in honest.prefill_decode if p.against == "rescore" and p.f64_against_top1 is not None}
     # p8 and what follows it stay within 32 positions; LongRoPE turns all of p35 by its long factors, whatever the call

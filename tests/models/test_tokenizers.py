@@ -172,7 +172,7 @@ REFUSES_SYSTEM = (
 )
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize(
     ("template", "left_out"),
     [(None, ["p4_sys", "p5_ba"]), (REFUSES_SYSTEM, ["p4_sys"]), ("{{ nothing.there.is }}", ["p4_sys", "p5_ba"])],

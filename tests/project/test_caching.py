@@ -212,7 +212,7 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert sorted(p.name[0] for p in tmp_path.iterdir()) == ["a", "c"]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_without_a_cache_nothing_is_kept(compared, tmp_path, monkeypatch, capfd):
     _, made, _ = compared
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))

@@ -188,7 +188,7 @@ def test_on_a_terminal():
     assert not [line for line in left if "decode step" in line], left
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_trace_tells_what_it_does_before_it_does_it(tmp_path):
     told, said = [], []
     prompts = [Prompt(id="a", tokens=tuple(range(1, 6))), Prompt(id="b", tokens=(7, 8))]

@@ -100,7 +100,7 @@ def test_diagnose_names_the_fault(tmp_path, capsys, fault):
     assert words in capsys.readouterr().out
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 @pytest.mark.parametrize("dtype", few([np.float32, BFLOAT16], BFLOAT16))  # 8 s
 @pytest.mark.parametrize("names", [MAP, FEW], ids=["all points", "the residual stream"])
 def test_weights_with_one_percent_of_noise_never_pass(tmp_path, dtype, names):
@@ -151,7 +151,7 @@ def test_the_tensors_of_transformers_pass_in_every_family(tmp_path, family):
         assert (gate(folder).exit_code, first(folder).point) == (1, "resid_in")
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_decode_is_judged_after_the_prompt(tmp_path):
     """Keys that decode read are the rows that earlier calls wrote."""
     folder = imported(tmp_path, steps=3)
@@ -164,7 +164,7 @@ def test_decode_is_judged_after_the_prompt(tmp_path):
     assert gate(folder).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_fault_in_decode_alone_is_found_there(tmp_path):
     def change(name, x):
         return x * np.float32(1.01) if name == "2/1/query" else x
@@ -277,7 +277,7 @@ def test_products_in_tf32_are_said_by_a_policy(tmp_path):
     assert gate(folder).exit_code == 0
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_two_runs_are_judged_once_both_are_compared_with_fp64(tmp_path, capsys):
     ours, theirs, noisy = (
         imported(tmp_path / name, dtype=BFLOAT16, noise=noise)

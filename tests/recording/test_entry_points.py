@@ -143,7 +143,7 @@ def test_begin_may_read_values(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_while_loops_in_a_later_entry_point(tmp_path):
     def looped(w, state):
         def more(held):

@@ -59,7 +59,7 @@ def keyed(errors):
     return {(e.kind, e.step, e.layer, e.point): e for e in errors}
 
 
-@pytest.mark.slow  # 25 s
+@pytest.mark.turn  # 25 s
 def test_layers_that_are_chosen_have_the_numbers_they_have_in_a_run_of_all(runs):
     _, (whole, every), (some, few) = runs
     assert some.record.layers == (0, 2)
@@ -80,7 +80,7 @@ def test_layers_that_are_chosen_have_the_numbers_they_have_in_a_run_of_all(runs)
     assert gate(some.folder).counts == {"pass": len(few)}
 
 
-@pytest.mark.slow  # 40 s
+@pytest.mark.turn  # 40 s
 def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs):
     """Layer 2 reads what layer 1 left, which no recorded point of layer 1 explains."""
     _, _, (some, few) = runs
@@ -92,7 +92,7 @@ def test_what_a_layer_is_handed_is_recorded_and_not_judged_as_an_operation(runs)
     assert handed.shape[0] == 2
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_fault_in_a_layer_that_was_chosen_is_flagged_there(tmp_path):
     """There and at its two readers: the next layer's ``act``, and the sum that ends outer step 3 (layers 6 and 7)."""
     opened = trace_program(nested(), tmp_path / "run", ProgramSelection(layers=(1, 3)))
@@ -114,7 +114,7 @@ def test_a_run_of_some_layers_stands_beside_one_of_all(runs):
     assert {e.rel_l2 for e in beside.errors if e.kind == "pair"} == {0.0}
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_what_needs_every_layer_says_so(runs):
     program, _, (some, _) = runs
     with pytest.raises(UserError, match="holds layers 0, 2 alone; a reference needs all of them"):

@@ -98,14 +98,14 @@ def test_an_honest_run_on_a_mesh_passes_on_one_device(runs, name, parts):
     assert found.counts["pass"] > 1000
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 def test_a_shard_that_is_left_out_fails_where_it_is(runs):
     found = judged(runs / "faulty")
     assert found.exit_code == 1
     assert {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"} == {SPLIT[1]}
 
 
-@pytest.mark.slow  # 24 s
+@pytest.mark.turn  # 24 s
 def test_a_run_of_one_device_is_held_to_whole_products(runs, tmp_path):
     """What parts round is no excuse for a run that says none, and whole products none for one that says parts."""
     found = judged(with_splits(runs / "replicated", tmp_path / "whole", lambda _: {}))
@@ -116,7 +116,7 @@ def test_a_run_of_one_device_is_held_to_whole_products(runs, tmp_path):
     assert {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"} >= set(SPLIT)
 
 
-@pytest.mark.slow  # 24 s
+@pytest.mark.turn  # 24 s
 def test_products_in_parts_of_which_nothing_is_known_are_unknown(runs, tmp_path):
     both = (SplitSum(parts=1, summed=""), SplitSum(parts=4, summed="float32"))
     for name, change, why in (

@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_folder_says_what_it_is_a_run_of(runs):
     kinds = {"model": Run, "program": Opened, "dump": Imported}
     for name, kind in kinds.items():
@@ -44,7 +44,7 @@ def test_a_folder_says_what_it_is_a_run_of(runs):
         precaudit.open_run(runs)
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_records_and_their_origin_are_read_of_models_and_programs_alike(runs):
     with pytest.raises(UserError, match="not compared yet"):
         recall_any(runs / "model")

@@ -61,7 +61,7 @@ def textbook(model, layer, point, read, ids):
     return evaluate_form(usual_form, Inputs(model, layer, point, positions, values), FP64)
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 @pytest.mark.parametrize("name", few(NAMES, "gemma2-caps"))
 def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypatch):
     """At every point of every layer, from the same recorded inputs: two programs that share no numerics.
@@ -147,7 +147,7 @@ def test_entry_points_of_ours_see_what_the_models_run_does(tmp_path):
     assert gate(opened).exit_code == 0
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_model_that_is_loaded_is_a_program(tmp_path):
     """Prefill, decode and rescore of the shipped prompts, cut to one length; its weights are read when asked for."""
     model = load("tiny", device="cpu")

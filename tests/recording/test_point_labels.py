@@ -53,7 +53,7 @@ def test_a_line_that_hands_a_call_on_is_no_place(tmp_path):
     assert list(found)[1] == "hidden"
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_modules_of_nnx_are_in_names():
     nnx = pytest.importorskip("flax.nnx")
 
@@ -74,7 +74,7 @@ def test_modules_of_nnx_are_in_names():
     assert {found["up"], found["down"]} == {f"test_point_labels.py:{first + 2}"}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_modules_of_linen_are_in_names():
     nn = pytest.importorskip("flax.linen")
 

@@ -47,7 +47,7 @@ def test_a_kernel_runs_as_it_was_written():
     assert name.startswith(__file__)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @needs_libtpu
 def test_a_kernel_that_streams_and_its_gradient_run():
     """The GRPO kernel, forward and backward, against its plain reference on this CPU."""

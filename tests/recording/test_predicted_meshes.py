@@ -47,7 +47,7 @@ def local_sizes(folder):
     return {(e.point, e.phase): e.rel_l2 for e in compare(folder).errors if e.kind == "local" and e.point in SPLIT}
 
 
-@pytest.mark.slow  # 21 s
+@pytest.mark.turn  # 21 s
 @needs_libtpu
 def test_four_chips_add_bfloat16_parts_in_bfloat16_and_pass(four):
     record = open_run(four).record
@@ -113,7 +113,7 @@ def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @needs_libtpu
 def test_lint_lists_what_chips_exchange():
     found = lint_model(

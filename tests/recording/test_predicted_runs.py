@@ -75,7 +75,7 @@ def runs(tmp_path_factory):
     }
 
 
-@pytest.mark.slow  # 40 s
+@pytest.mark.turn  # 40 s
 @needs_libtpu
 @pytest.mark.parametrize("policy", ["fp32", "fp32-highest", "bf16"])
 def test_an_honest_run_passes(runs, policy):
@@ -111,14 +111,14 @@ def test_an_attention_kernel_passes(tmp_path, kernel, policy):
     assert [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
 
 
-@pytest.mark.slow  # 66 s
+@pytest.mark.turn  # 66 s
 @needs_libtpu
 def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
     assert tpu > 1000 * cpu
 
 
-@pytest.mark.slow  # 71 s
+@pytest.mark.turn  # 71 s
 @needs_libtpu
 def test_float32_at_highest_precision_errs_as_on_a_cpu(runs):
     """The check that the compiled text is followed rightly."""
@@ -242,7 +242,7 @@ def test_compiled_programs_say_how_each_point_is_made(runs):
     assert open_run(runs["fp32", "cpu"].folder).record.neutrality[0].made == {}
 
 
-@pytest.mark.slow  # 2 s
+@pytest.mark.turn  # 2 s
 @needs_libtpu
 @pytest.mark.parametrize(
     ("phase", "point", "made", "expected"),
@@ -268,7 +268,7 @@ def test_the_emulation_is_the_compiled_program_s(runs, tmp_path, phase, point, m
     assert found == {(phase, where, kind, expected) for where, kind in told}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @needs_libtpu
 def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(runs, tmp_path):
     """As those recorded before: products are unknown, and of six passes, as good as float32, they are not."""
@@ -316,7 +316,7 @@ def doubled(q, k, scale, a):
     return attention_scores(q, k, scale * 1.05, a)
 
 
-@pytest.mark.slow  # 21 s
+@pytest.mark.turn  # 21 s
 @needs_libtpu
 def test_a_fault_fails_where_it_is(tmp_path):
     found = recorded(tmp_path, "fp32", "tpu-predicted:v6e", replace(Parts(), scores=doubled), "scores,attn_out")
@@ -326,7 +326,7 @@ def test_a_fault_fails_where_it_is(tmp_path):
     assert failing == {"scores"}
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @needs_libtpu
 def test_diagnose_says_what_it_needs(runs, capsys):
     assert cli(["diagnose", str(runs["fp32", "tpu-predicted:v5e"].folder)]) in (0, 3)
@@ -342,7 +342,7 @@ def test_without_libtpu_another_way_is_offered(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_the_other_way_needs_no_libtpu(monkeypatch, tmp_path):
     """Products take the passes of their precision, and every report says that this is coarser."""
     for module in (predicting, target):
@@ -456,7 +456,7 @@ program = precaudit.Program(call=call, params=PARAMS, cases={
 """
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @needs_libtpu
 def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_path, capsys, monkeypatch):
     (tmp_path / "step.py").write_text(STEP)
@@ -489,7 +489,7 @@ many, one = (precaudit.Program(call=call, params=PARAMS, cases={
 """
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @needs_libtpu
 @pytest.mark.parametrize(
     ("name", "compiled", "claims"),

@@ -94,7 +94,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("name", few(PROGRAMS, "calls", "carried"))
 def test_a_program_with_keys_is_judged(name, tmp_path):
     program = PROGRAMS[name]
@@ -131,7 +131,7 @@ def test_some_layers_of_a_scan_that_carries_a_key(tmp_path):
     assert {e.layer for e in errors if e.kind == "local"} == {1}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     at = parse_target("v5e", "--device")
     program = PROGRAMS["calls"]
@@ -141,7 +141,7 @@ def test_keys_on_a_tpu_that_is_not_here(tmp_path):
     assert gate(compare_program(opened, program)).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_kernel_that_is_given_a_key():
     def inputs(seed):
         return jax.random.normal(jax.random.key(seed), (4, 32)), jax.random.key(seed)

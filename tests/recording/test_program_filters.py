@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
     return program, precaudit.compare(precaudit.trace(program, folder / "run"), program)
 
 
-@pytest.mark.slow  # 19 s
+@pytest.mark.turn  # 19 s
 @pytest.mark.parametrize("asked", few(["scores", "query~1,mixed", "gate,logits", "keys"], "scores"))
 def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     """Local and forward errors of some points are those of the run of all, to the last bit."""
@@ -78,7 +78,7 @@ def test_calls_that_cannot_be_recorded_are_told(whole, tmp_path, positions, says
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_diagnose_compares_a_program_s_run_first(tmp_path):
     run = precaudit.trace(replace(load_program(OWN), steps=0), tmp_path / "run", points="query", prompt="a")
     found = precaudit.diagnose(run, program=replace(load_program(OWN), steps=0))
@@ -86,7 +86,7 @@ def test_diagnose_compares_a_program_s_run_first(tmp_path):
     assert precaudit.gate(run.folder).counts == {"pass": found.explained}
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_layers_points_and_cases_go_together(whole, tmp_path):
     program, every = whole
     run = precaudit.trace(program, tmp_path / "run", points=["query"], layers="1", prompt="b")
@@ -97,7 +97,7 @@ def test_layers_points_and_cases_go_together(whole, tmp_path):
     assert not precaudit.diagnose(run, program=program).findings
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
     """At any other point that was, too, nothing is said of it but what it makes of the whole program."""
     program = replace(load_program(OWN), steps=0)

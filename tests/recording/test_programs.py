@@ -57,7 +57,7 @@ def recorded(own, tmp_path_factory):
     return program, opened, compare_program(opened, program)
 
 
-@pytest.mark.slow  # 23 s
+@pytest.mark.turn  # 23 s
 def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(recorded):
     _, opened, errors = recorded
     judged = gate(opened.folder)
@@ -70,7 +70,7 @@ def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(record
     assert {e.unexplained.rel_l2 for e in narrow} == {0.0}
 
 
-@pytest.mark.slow  # 23 s
+@pytest.mark.turn  # 23 s
 def test_what_reads_a_value_before_it_is_rounded_is_told(recorded):
     """XLA hands the last norm's product on unrounded to the output matrix; the recorded norm is rounded."""
     _, _, errors = recorded
@@ -145,7 +145,7 @@ def test_precision_lost_inside_a_segment_is_found_against_the_program_without(ow
     assert {"normed", "second", "final"} & failed
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_the_commands_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
     where = f"{EXAMPLES / 'training_step.py'}:program"
@@ -358,7 +358,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.slow  # 20 s
+@pytest.mark.turn  # 20 s
 @pytest.mark.parametrize("name", few(WRAPPED, "equinox_decoder"))  # 20 to 35 s each
 def test_programs_of_other_libraries_pass_unedited(tmp_path, name):
     with jax.numpy_dtype_promotion("standard"):  # as their users have it
@@ -756,7 +756,7 @@ def test_budgets_that_name_nothing_of_the_program_are_refused(recorded, text, wo
         gate(recorded[1].folder, path)
 
 
-@pytest.mark.slow  # 16 s
+@pytest.mark.turn  # 16 s
 def test_a_baseline_of_a_program_holds_until_weights_or_inputs_change(recorded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program, opened, errors = recorded
@@ -824,7 +824,7 @@ def test_a_cache_in_eight_bits_is_recorded_and_compared(dtype, tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_the_verbs_of_the_package_take_programs(own, tmp_path):
     program = replace(own, steps=0)
     opened = precaudit.trace(program, tmp_path / "run")

@@ -69,7 +69,7 @@ def altered(folder, phase, step, key, change):
     reentered(folder, "points.jsonl", enter)
 
 
-@pytest.mark.slow  # 16 s
+@pytest.mark.turn  # 16 s
 def test_no_format_is_guessed(tmp_path):
     """Noise that no variant makes, in a program whose formula is the reference's: unknown, not a format."""
     run = record(tmp_path / "run", select=Selection.parse(points="v", phases="prefill"))
@@ -122,7 +122,7 @@ def six(tmp_path_factory):
     return folder, run
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_rows_gathered_and_hashed_on_the_device_are_those_that_the_recording_cuts(tmp_path, monkeypatch):
     """Large calls cut on the device, small ones on the host: the same bits, by other programs."""
     select = Selection.parse(points="all", layers="0,4")
@@ -136,7 +136,7 @@ def test_rows_gathered_and_hashed_on_the_device_are_those_that_the_recording_cut
         assert (a.key, a.shape, a.positions, a.hash) == (b.key, b.shape, b.positions, b.hash)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_caches_are_hashed_between_the_first_and_the_last_step(six):
     folder, run = six
     caches = {p.step: p for p in run.points if (p.point, p.layer) == ("k_cache", 2)}
@@ -162,7 +162,7 @@ def test_what_trace_says_it_writes_counts_hashes(six):
     assert predicted_bytes(run.record.requested, config, policy, [len(run.prompts["p0"].tokens)]) == run.record.bytes
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_row_that_is_stale_between_the_first_and_the_last_step_fails_and_is_named(tmp_path):
     mistake = next(m for m in MISTAKES if m.name == "stale KV entry in steps 1 to 4")
     found = asked(tmp_path, mistake)
@@ -232,7 +232,7 @@ def moved(change):
     return Mistake("moved", "attend", part, "attn_out", "state", None)
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 @pytest.mark.parametrize(
     ("change", "cause", "says"),
     [
@@ -289,7 +289,7 @@ def test_every_compiled_program_is_checked_once(tmp_path, monkeypatch):
     assert all(n.bitwise for n in run.record.neutrality)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("times", [None, 2.0**-12])
 def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, times):
     """Only the second bucket's captured prefill is another program than the bare one; by rounding alone, it is fine."""
@@ -353,7 +353,7 @@ def test_decode_begins_with_the_cache_of_prefill_without_its_last_row(dtype):
     assert np.array_equal(np.asarray(found["scale"]), scales)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -363,7 +363,7 @@ def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
     assert seen == [[len(run.prompts["p0"].tokens) - 1]]
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_run_by_prompt_is_its_lines_of_that_prompt(tmp_path):
     """In memory or in their file, where a batch writes its prompts' lines in turn."""
     record(tmp_path / "run", prompts=["def f(x):", "one two three"], batch=2, select=Selection.parse(layers="0"))

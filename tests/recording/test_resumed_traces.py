@@ -104,7 +104,7 @@ def test_a_resumed_run_is_the_run_that_was_not_cut_off(folder, whole, tmp_path, 
     assert len(kept) == 4 * there, "what is whole is not written again, what is not whole is"
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_resumed_run_is_compared_and_passes(folder, cut, tmp_path):
     out = shutil.copytree(cut, tmp_path / "run")
     assert run(["gate", str(out)]) == 2

@@ -56,7 +56,7 @@ def hashes(folder):
     return {(p.prompt, p.phase, p.step, p.layer, p.point): p.hash for p in open_run(folder).points}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_run_lives_in_a_bucket(google, tmp_path, monkeypatch, capsys):
     """Model, prompts, run and baseline: traced from and to a bucket, compared and gated from elsewhere."""
     root, faults = google

@@ -82,7 +82,7 @@ def hashes(folder):
     return {(p.prompt, p.phase, p.step, p.layer, p.point): (p.hash, p.stats) for p in open_run(folder).points}
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_program_of_two_processes_is_the_run_of_one(tmp_path, monkeypatch):
     """Bit for bit; and one process judges it. What is altered is told."""
     two, one = tmp_path / "two", tmp_path / "one"

@@ -54,7 +54,7 @@ def altered(opened, point, at):
     return open_program_run(opened.folder)
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 def test_a_generation_loop_passes_and_its_iterations_are_as_many_as_it_took(run):
     program, opened, errors = run
     assert [(x.iterations, x.source) for x in opened.record.loops] == [(11, "generation_loop.py:52")]
@@ -66,7 +66,7 @@ def test_a_generation_loop_passes_and_its_iterations_are_as_many_as_it_took(run)
     assert ran == {"a": set(range(11)), "b": set(range(3)), "c": set(range(11))}
 
 
-@pytest.mark.slow  # 26 s
+@pytest.mark.turn  # 26 s
 def test_what_is_recorded_is_what_each_iteration_made(run):
     """The tokens that the loop returns are those that its recorded logits choose; bit for bit the bare loop's."""
     program, opened, _ = run
@@ -101,7 +101,7 @@ def sampled(params, count):
     return lax.while_loop(lambda s: s[0] < count, step, (0, 0, params["embed"][0]))[2]
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
     """A threshold between what bfloat16 gave and what FP64 gives: another token, unless the recorded one is held."""
     draw = np.random.default_rng(4)

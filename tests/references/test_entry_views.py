@@ -92,7 +92,7 @@ def honest(tmp_path_factory):
     return opened, compare_program(opened, program)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_every_position_that_decode_saw_is_seen_by_rescore(honest):
     opened, errors = honest
     found = {(p.prompt, p.step): p for p in errors.prefill_decode if p.view == "decode"}
@@ -116,7 +116,7 @@ def test_every_position_that_decode_saw_is_seen_by_rescore(honest):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_decode_that_is_another_function_fails(tmp_path):
     def other(params, token, held, tokens, slot):
         return decode(params, token, 1.01 * held, tokens, slot)
@@ -131,7 +131,7 @@ def test_a_decode_that_is_another_function_fails(tmp_path):
     assert {v.kind for v in gate(opened.folder).verdicts if v.status == "fail"} == {"rescore/decode"}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_cache_in_int8_is_no_other_function(tmp_path):
     def quantised(params, token, held, tokens, slot):
         scale = jnp.max(jnp.abs(held)) / 127
@@ -144,7 +144,7 @@ def test_a_cache_in_int8_is_no_other_function(tmp_path):
     assert not [v for v in gate(opened.folder).verdicts if v.status == "fail"]
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_rows_of_a_batch_are_told_apart(tmp_path):
     program = served(batch=True)
     opened = trace_program(program, tmp_path / "run")
@@ -154,7 +154,7 @@ def test_rows_of_a_batch_are_told_apart(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_what_nothing_sees_twice_is_said(tmp_path):
     for how in ({"again": False}, {"tokens": None}):
         program = served(**how)
@@ -183,7 +183,7 @@ def test_a_token_that_is_fed_again_is_held_against_prefill(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_diagnose_says_where_another_function_begins(tmp_path):
     def other(params, token, held, tokens, slot):
         return decode(params, token, 1.01 * held, tokens, slot)
@@ -206,7 +206,7 @@ def test_diagnose_finds_nothing_where_entry_points_agree(honest):
     assert found.explained == gate(opened.folder).counts["pass"]
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_position_that_decode_skips_is_seen(tmp_path):
     """Positions turn the state here, as RoPE does: decode begins one too far on, or one too early."""
 
@@ -242,7 +242,7 @@ def test_a_position_that_decode_skips_is_seen(tmp_path):
     assert "first state" in diagnose_program(opened, program).findings[0].says
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_token_that_is_neither_fp64s_nor_a_near_tie_fails(honest, tmp_path):
     """Another token by far in the recorded logits of decode's first call."""
     opened, folder = honest[0], tmp_path / "run"
@@ -353,7 +353,7 @@ def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_nan_in_one_view_alone_fails_there_and_is_told(tmp_path, recwarn):
     """Chains of many draws, which decide whether an infinity is rounding's, go on from the entry point before, too."""
 
@@ -384,7 +384,7 @@ def test_a_view_on_several_devices_is_one_function(tmp_path):
     assert all(apart > 1e-3 for *_, apart in told["wrong"]["views"])
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_a_view_that_is_another_function_fails_by_its_name(tmp_path):
     def mixed(params, tokens, _start):
         logits, held = prefill(params, tokens)

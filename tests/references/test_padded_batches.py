@@ -39,7 +39,7 @@ HONEST = {
 }
 
 
-@pytest.mark.slow  # 25 s
+@pytest.mark.turn  # 25 s
 @pytest.mark.parametrize(
     "name",
     ["lengths", pytest.param("a padding token", marks=SLOW), "rows before a sequence",

@@ -115,7 +115,7 @@ def test_an_honest_decoder_is_the_textbook(recorded):
 QUICK = ("RoPE base", "epsilon outside", "one channel", "clipped", "mask", "one head")
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MISTAKES])
 def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
     old, new, says, points = MISTAKES[name]
@@ -134,7 +134,7 @@ def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
     assert alone <= points
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     """The whole way: records, verdicts that inherit, one finding, exit codes."""
     program = written(tmp_path / "code", "10000.0 **", "500000.0 **")
@@ -187,7 +187,7 @@ NARROW = {
 }  # fmt: skip
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("name", few(NARROW, "nothing", "keys", "values", "logits"))  # 5 s each
 def test_formats_are_seen_in_values_where_no_policy_is_announced(name, tmp_path):
     """By the rows that calls wrote into caches, by 16-bit results bit for bit, and by what a float32 result holds."""
@@ -205,7 +205,7 @@ def test_formats_are_seen_in_values_where_no_policy_is_announced(name, tmp_path)
     assert {e.point for e in states if e.mismatched} == other
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("edits", [(), COMMON[LARGEST]], ids=["honest", "no maximum"])
 def test_what_makes_infinity_is_named_beside_the_textbook(edits, tmp_path):
     """Large scores: the textbook's softmax holds them, exponentials without the maximum overflow in float32 alone."""
@@ -233,7 +233,7 @@ def tapped(folder, old="", new=""):
     return load_program(f"{folder / 'mine.py'}:program"), Names(folder / "names.toml", folder / "config.json")
 
 
-@pytest.mark.slow  # 14 s
+@pytest.mark.turn  # 14 s
 @pytest.mark.parametrize(
     ("old", "new", "cause", "says"),
     [
@@ -277,7 +277,7 @@ def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
     assert {f.cause for f in found.findings} == {"epsilon 3e-5"}
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
     program, opened = recorded
     names = tmp_path / "names.toml"
@@ -289,7 +289,7 @@ def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
         diagnose_program(opened, program)
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
     """The same norm in two branches, of which the map names one: each case takes another."""
     new = (
@@ -308,7 +308,7 @@ def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
     assert diagnose_program(opened, program).exit_code == 0
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_what_the_gate_fails_is_a_finding_or_more(recorded):
     """Forward errors alone: no segment says why, and it is no clean bill."""
     program, opened = recorded
@@ -404,7 +404,7 @@ def test_an_operation_that_reads_one_input_unrounded_and_another_rounded_passes(
     assert max(value(e.unexplained.rel_l2) for e in partly) < 1e-6
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_constants_of_a_function_taken_in_bfloat16_are_named(tmp_path):
     """What jax.nn.gelu does with a bfloat16 argument."""
     program = written(tmp_path / "code", "jax.nn.silu(gate)", "jax.nn.gelu(gate)")
@@ -534,7 +534,7 @@ def test_the_command_says_the_finding_and_its_code(tmp_path, monkeypatch, capsys
     capsys.readouterr()
     assert command(["diagnose", "run"]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "✗ semantics: RoPE base is 500000, the configuration says 10000: q of layers 0 to 2" in out
+    assert "✗ semantics: RoPE base is 500000, the configuration says 10000: q and k of layers 0 to 2" in out
     assert Path("run/findings.jsonl").read_text().count("\n") == 1
     assert command(["diagnose", "run", "--layers", "0"]) == 2
     assert command(["compare", "run"]) == 0  # without the map nothing is held against the textbook any more
@@ -623,7 +623,7 @@ DECLARED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("name", few(DECLARED, "norm", "angles"))  # 10 s each
 def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
     """Up to twice the error that float32 inside leaves is a note with its price; beyond, gate and diagnose fail it."""

@@ -68,7 +68,7 @@ def test_values_are_kept_where_they_are_asked_for_alone(scanned):
     assert reference.values(Place("a", PROGRAM_CALL, 0, 0, "mixed")) is None
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path):
     """Values of the whole in FP64, of two implementations that share no numerics, by the one protocol."""
     subject = load("tiny", device="cpu")

@@ -91,7 +91,7 @@ def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
     assert {step for _, step in made} == set(range(opened.record.calls))
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 @pytest.mark.parametrize(
     ("policy", "scores", "point", "cause"),
     [
@@ -114,7 +114,7 @@ def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, p
     assert f"{point} of layer 0" in found[0].says
 
 
-@pytest.mark.slow  # 16 s
+@pytest.mark.turn  # 16 s
 @pytest.mark.parametrize(
     ("read", "kind", "cause", "says"),
     [
@@ -134,7 +134,7 @@ def test_what_a_program_s_cache_holds_is_named_as_a_model_s(read, kind, cause, s
     assert all(f.layers == (0, 1, 2) and says in f.says for f in found)
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path):
     """RoPE's tables in bfloat16 cost less than the formats that the program stores: without a policy it passes."""
     program = replace(prefill_call(subject(rope=rope_tables_in_bf16), {"a": IDS}), policy=None)
@@ -145,7 +145,7 @@ def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path
     assert not diagnose_program(opened, program).findings
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
     """Norms read the stream as it was before it was rounded: without what made that, they are no fault."""
     program = prefill_call(subject(), {"a": IDS})
@@ -211,7 +211,7 @@ def test_of_a_batch_the_sequence_that_is_off_is_told(tmp_path):
     assert {e.point for e in off} == {"attn_out"}
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
     """Two layers' values exchanged: believed without ``weights``, a finding with it."""
     of = subject()

@@ -29,7 +29,7 @@ from precaudit.schema.selection import Selection
 from tests.helpers.hostile import HOSTILE, MARKDOWN, texts
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @given(texts)
 def test_a_terminal_line_acts_on_nothing(text):
     line = terminal_line(text)
@@ -102,7 +102,7 @@ def hostile(tmp_path_factory):
     return compare(made, options=CompareOptions(accum=(), cache=folder / "refs"))
 
 
-@pytest.mark.slow  # 21 s
+@pytest.mark.turn  # 21 s
 def test_a_hostile_prompt_id_reaches_no_report(hostile, capfd):
     folder = str(hostile.run.folder)
     outs = []

@@ -68,7 +68,7 @@ def errors_of(folder):
 # Tables
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @given(st.text(max_size=30))
 @example("=1+1")
 @example("\t=1")

@@ -42,7 +42,7 @@ def mistaken():
     return gradcheck(narrow, plain, lambda seed: {"first": (X + seed,), BAD: (X * 2,)}, seeds=2, name=BAD)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_markdown_has_the_verdict_and_tables(honest, mistaken):
     text = as_markdown(honest)
     assert text.startswith("### precaudit gradcheck: `mine`\n\n✓ ")

@@ -124,7 +124,7 @@ def test_json_in_a_script_is_json_and_ends_nothing(text):
     assert json.loads(made) == {"a": [plain(text), 1, None], plain(text): True}
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_text_of_others_acts_nowhere_in_the_page(hostile):
     text = html.render(hostile)
     page = inert(text)
@@ -418,7 +418,7 @@ def test_the_tokens_with_the_largest_ratios_are_told(honest):
     assert told == [(t, ratios[t].max()) for t in largest]
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_model_of_thirty_layers_is_less_than_three_megabytes(honest):
     found = gather_run(honest)
     one = [e for e in found.errors if e.layer == 3]

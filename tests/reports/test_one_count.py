@@ -272,7 +272,7 @@ SUMMARIES = (of_gate, of_gate_markdown, of_json, of_junit, of_annotations, of_ca
 SCREENS = (*SUMMARIES, of_heat_maps, of_session, of_terminal, of_page)
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("name", few(RUNS, *KEPT))
 def test_every_screen_counts_as_the_gate_does(folders, name):
     folder = folders(name)

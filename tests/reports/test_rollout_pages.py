@@ -56,7 +56,7 @@ def section(page, heading):
     return Page(part[: part.index("</section>")]).said["text"]
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_the_page_has_times_metrics_causes_and_answers(told):
     text = pages.as_html(rollout_report(told))
     assert "✓" in Page(text).said["text"]

@@ -171,7 +171,7 @@ def in_int8(x, _draw):
     return np.round(x / scale) * scale
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("change", [noisy, by_step, in_int8])
 def test_other_weights_are_never_called_fine(runs, tmp_path, change, capsys):
     """No tensor alone is beyond rounding: the median of a layer and point is."""
@@ -191,7 +191,7 @@ def test_other_weights_are_never_called_fine(runs, tmp_path, change, capsys):
     assert capsys.readouterr().out.startswith("✗")
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_weights_in_other_formats_are_told_by_the_command(tmp_path, capsys):
     for policy in ("bf16", "int8-weights"):
         record(tmp_path / policy, policy=policy, prompts=PROMPTS[:1], select=Selection.parse(points="logits"))
@@ -223,7 +223,7 @@ def test_a_fault_is_where_two_runs_first_differ_by_more(runs):
     assert "first beyond rounding: scores of layer 0, prefill" in first.sentence
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_runs_that_were_not_compared_are_not_called_the_same(runs):
     first, _ = told(runs, "honest", "single", unknown=("single",))
     assert first.mark == "?"
@@ -308,7 +308,7 @@ def test_a_run_is_itself(runs):
     assert re.match(r"Top-1 tokens differ at 0 of \d+ positions; KL from the reference run is 0 at most", rest[0])
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_the_commands_that_are_named_next_run(runs, tmp_path, capsys):
     shutil.copytree(runs["faulty"].run.folder, tmp_path / "run")
     shutil.copytree(runs["single"].run.folder, tmp_path / "single")
@@ -327,7 +327,7 @@ def test_the_commands_that_are_named_next_run(runs, tmp_path, capsys):
         assert cli(command.split()) in (0, 1), command
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 @pytest.mark.parametrize("command", ["compare", "report", "gate"])
 def test_the_verdict_is_the_first_line(runs, command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

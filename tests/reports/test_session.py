@@ -111,7 +111,7 @@ def test_arrows_tab_and_enter_walk_over_a_model_s_run(honest):
     asyncio.run(sit())
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_filters_are_those_of_the_command_line_and_a_selection_is_one(honest):
     async def sit():
         async with opened(honest) as (sitting, pilot):
@@ -177,7 +177,7 @@ def test_a_program_s_run_by_the_same_keys(program_run):
     asyncio.run(sit())
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_diagnose_and_compare_are_run_as_commands(honest, tmp_path, monkeypatch):
     words = "import sys; print('ran', *sys.argv[1:]); print('\\x1b[31m a'); sys.exit('diagnose' in sys.argv)"
     monkeypatch.setattr(jobs, "PRECAUDIT", (sys.executable, "-c", words))

@@ -77,7 +77,7 @@ def test_the_cure_is_the_set_that_has_to_go_back(tmp_path, twenty, capsys):
     assert "; no smaller set does." in said
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_key_that_costs_precision_is_found_by_kl(tmp_path, capsys):
     path = tmp_path / "other.toml"
     text = {**load_policy("fp32-highest").settings(), "scores": "bfloat16", "excess_precision": "off"}
@@ -233,7 +233,7 @@ def test_what_an_earlier_bisection_found_goes_where_it_is_replaced(tmp_path, twe
     assert not (tmp_path / "out" / "bisect.json").exists()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_bits_by_policy_are_held_to_a(tmp_path, capsys):
     path = tmp_path / "other.toml"
     text = {**load_policy("bf16").settings(), "embed_factor": "exact"}

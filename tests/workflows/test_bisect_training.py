@@ -38,7 +38,7 @@ def hold(good, bad, steps):
     return conclude(TrainingQuestion(*ASKED, steps, 4), records, both.squares, tuple(both.lacking), ())
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 @pytest.mark.parametrize(
     ("changed", "step", "name"),
     [
@@ -60,7 +60,7 @@ def test_what_is_wrong_with_an_optimizer_is_drift_from_its_own_line_on(good, tmp
     assert {g.group for g in found.growth} >= {"loss", "gradient", "parameters", "moments"}
 
 
-@pytest.mark.slow  # 14 s
+@pytest.mark.turn  # 14 s
 def test_the_same_network_with_other_sums_is_rounding(good, tmp_path):
     found = held(good, tmp_path / "b", turned=True)
     assert found.word in ("rounding", "chaos")

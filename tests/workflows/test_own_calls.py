@@ -19,7 +19,7 @@ def step(w, x, token):
     return x.sum(dtype=jnp.float32), x
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_loop_is_recorded_compared_and_judged(tmp_path):
     x = X
     with precaudit.recording(tmp_path / "run") as r:

@@ -61,7 +61,7 @@ def several_options(folder):
     return CompareOptions(accum=(), cache=folder / "references")
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_each_is_a_run_like_any_other_on_the_first_one_s_tokens(folder):
     first, second = (open_run(folder / "traced" / name) for name in ("bf16", "fp32"))
     assert [r.record.policy["activations"] for r in (first, second)] == ["bfloat16", "float32"]

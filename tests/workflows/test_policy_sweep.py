@@ -66,7 +66,7 @@ def swept(tmp_path_factory):
     return folder, given, code, [json.loads(x) for x in (folder / "out" / "sweep.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_every_policy_is_a_row_with_what_it_costs(swept):
     _, _, code, rows = swept
     assert code == 3  # one of them cannot run
@@ -97,7 +97,7 @@ def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_
     assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 
 
-@pytest.mark.slow  # 44 s
+@pytest.mark.turn  # 44 s
 def test_a_plot_is_a_page_with_title_table_and_both_themes_that_needs_no_network(swept):
     page = (swept[0] / "plot.html").read_text()
     assert "<title>? tiny – precaudit</title>" in page
@@ -136,7 +136,7 @@ def test_wrong_use_is_said(more, told, tmp_path, capfd):
     assert not (tmp_path / "x" / "bf16" / "run.json").exists()
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 @needs_libtpu
 def test_a_tpu_that_is_not_here_is_predicted_in_a_column(tmp_path, capfd):
     given = ["sweep", *PROMPT, *DRAW, "--policy", "fp32", "--tpu", "v5e", "-o", str(tmp_path / "out"), "--json"]

@@ -104,7 +104,7 @@ def shown(x):
     return text, " ".join(parsed.text)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_cell_prints_a_few_lines(honest, own):
     errors = precaudit.compare(own, program(HOSTILE, "b"))
     for x in (
@@ -129,7 +129,7 @@ def test_a_subclass_is_shown_as_what_it_is():
     assert repr(bare) == object.__repr__(bare)  # while it is being made
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_what_is_shown_is_what_was_found(honest, faulty, own):
     text, table = shown(honest.run)
     assert text.startswith("Run run of tiny, policy bf16, cpu")
@@ -256,7 +256,7 @@ def test_frames_of_pairs_and_verdicts(honest, faulty):
 # Keywords
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_keywords_are_the_command_line_s(tmp_path):
     run = precaudit.trace(
         "tiny", tmp_path / "run", prompts=["Hello", "x = 1"], layers=0, points=["q", "logits"], phases="prefill",
@@ -331,7 +331,7 @@ def test_a_program_is_recorded_as_a_device_that_is_not_here_and_without_tensors(
         precaudit.trace(program(), tmp_path / "never", device="cpu")
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_sketches_of_a_model_are_a_run_for_each_length(tmp_path):
     how = {"decode_steps": 0, "points": "q", "phases": "prefill", "sketch": 8}
     runs = precaudit.trace("tiny", tmp_path / "a", ["x = 1", "y = 2", "a, b = 1, 2"], **how)
@@ -382,7 +382,7 @@ def test_editors_complete_what_verbs_take(verb):
     assert all(p.default is None for p in taken.values() if p.kind == Parameter.KEYWORD_ONLY)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_progress_is_shown_or_told_where_asked(own):
     told = []
     precaudit.compare(own, program(HOSTILE, "b"), progress=lambda done, total, _what: told.append((done, total)))

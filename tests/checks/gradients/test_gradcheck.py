@@ -84,7 +84,7 @@ def test_honest_kernels_of_another_algorithm_pass_on_every_input():
     assert len(found.cases) > 40
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("fault", few(FAULTS, "a gradient × 1.001", "a clip on the wrong side"))  # 7 to 12 s
 def test_a_fault_is_the_kernels(fault):
     found = check(FAULTS[fault])
@@ -92,7 +92,7 @@ def test_a_fault_is_the_kernels(fault):
     assert {f.side for f in found.found if f.verdict.status != "pass"} == {KERNEL}
 
 
-@pytest.mark.slow  # 18 s
+@pytest.mark.turn  # 18 s
 def test_a_scaled_gradient_is_said_to_be_scaled_and_check_grads_misses_it():
     told = " ".join(check(scaled).conclusions)
     assert "it is 1.001 × FP64; no format narrower" in told
@@ -100,7 +100,7 @@ def test_a_scaled_gradient_is_said_to_be_scaled_and_check_grads_misses_it():
     check_grads(lambda x: scaled(x, tokens, *rest), (logits,), order=1, modes=("rev",))
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_a_bfloat16_accumulator_is_explained_by_its_line():
     told = check(FAULTS["an accumulator in bfloat16"]).conclusions[0]
     assert told.startswith("kernel: out")
@@ -122,7 +122,7 @@ def test_the_less_precise_side_is_the_reference_and_its_line():
     assert any(f.declared for f in both.found)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_gradients_in_bfloat16_are_fp64_rounded_once():
     def short(seed):
         return tuple(jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else x for x in inputs(seed))
@@ -164,7 +164,7 @@ def of_one_constant(seed):
     return hidden, head, rng.integers(0, V, T).astype(np.int32), (1e6 * rng.standard_normal(T)).astype(np.float32)
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_what_is_left_of_a_sum_that_cancels_is_noise_common_to_a_row_and_what_does_not_cancel_a_fault():
     def otherwise(hidden, head, tokens, adv):
         return over_head(hidden[:, ::-1], head[::-1, ::-1], V - 1 - tokens, adv)
@@ -267,7 +267,7 @@ def contradicted(reference):
     return [x.partition(":")[0] for x in check(grpo, reference).notes]
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_differences_contradict_a_derivative_rule():
     assert contradicted(scaled) == ["dlogits", "dold", "dref", "dadv"]
 
@@ -301,7 +301,7 @@ def test_wrong_use_is_said(message):
     assert len(str(error.value).splitlines()) <= 2
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_nothing_finite_is_no_pass():
     def bad(x):
         return jnp.where(x > 1.5, jnp.nan, x)

@@ -24,7 +24,7 @@ def check(planted, form, hostile=False):
     return gradcheck(planted.kernel, planted.reference, given, seeds=1, hostile=hostile)
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 @pytest.mark.parametrize("which", few(EVERY, *KEPT))
 def test_a_planted_mistake_is_named_for_each_array(which):
     name, _, form = which.rpartition(", ")
@@ -57,7 +57,7 @@ def overflowing():
     return gradcheck(unshifted, softmax, (x,))
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_hostile_inputs_stand_beside_ordinary_ones_and_each_failure_has_a_cause(overflowing):
     rows = {row[0]: row for row in inputs_table(overflowing).rows}
     assert next(iter(rows)) == "ordinary"

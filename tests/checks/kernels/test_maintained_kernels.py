@@ -72,7 +72,7 @@ def test_outputs_and_gradients_are_the_formulas(module, dtype):
         assert max(errors) < OFF[dtype], (side, errors)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_pages_are_what_the_indices_say():
     q, k, v, lengths, where = paged.inputs(0, "bfloat16")[""]
     found = [np.asarray(jax.jit(f)(q, k, v, lengths, where)) for f in (paged.kernel, paged.reference)]
@@ -83,7 +83,7 @@ def test_pages_are_what_the_indices_say():
             assert max(off(x[b, h], exact) for x in found) < OFF["bfloat16"]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_formula_gives_0_where_no_key_is_seen_and_keeps_an_unseen_nan_in():
     q = k = jnp.ones((3, 2))
     v = jnp.asarray([[1.0, 2.0], [np.nan, 4.0], [5.0, 6.0]])

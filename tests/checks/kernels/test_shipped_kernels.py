@@ -34,7 +34,7 @@ def exactly(logits, tokens, old, ref, advantages, mask, temperature):
     return (each * mask).sum() / mask.sum(), logp, (hot - p) * slope[:, None] / temperature
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("temperature", few([1.0, 0.7], 1.0))
 def test_the_loss_and_its_gradient_are_fp64s_whatever_the_size(size, temperature):
@@ -77,7 +77,7 @@ def test_normalisations_by_hand(over):
     assert float(losses.grpo(losses.TokenScores(logp, logp, logp, a, 0 * mask), losses.GrpoRule(over=over))) == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("name", few(["float32", "bfloat16"], "bfloat16"))  # 20 s
 def test_gradcheck_finds_nothing(name):
     def given(seed):
@@ -131,7 +131,7 @@ def test_gradcheck_finds_nothing_over_hidden_states_even_where_all_logits_are_al
     assert found.counts["pass"] == 6 * 6
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_no_array_grows_with_tokens_or_vocabulary():
     def temporaries(t, v):
         each = [jax.ShapeDtypeStruct((t,), jnp.float32)] * 4

@@ -160,7 +160,7 @@ def test_a_program_of_the_users_is_read_without_a_tpu(capsys):
     assert "products" in capsys.readouterr().out
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_run_says_which_values_a_format_does_not_hold(tmp_path, capsys):
     """tiny's values fit float16; those of a run with one larger do not."""
     assert cli(["trace", "tiny", "--prompt", "s1_fact", "--phases", "prefill", "-o", str(tmp_path / "run")]) == 0

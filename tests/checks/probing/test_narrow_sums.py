@@ -32,7 +32,7 @@ def test_no_order_of_a_narrow_sum_finds_what_float32_does(dtype, lanes):
         assert in_own_format(terms, dtype, lanes) != sums.TERMS / 4
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_a_product_that_is_summed_narrowly_is_told(monkeypatch):
     """Of a backend that adds batched products in their format, that kind alone is named."""
     wide = jnp.einsum

@@ -64,7 +64,7 @@ def of(probed, form, way):
 # What a device makes
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_scores_in_bfloat16_lose_the_digits_that_scores_in_float32_keep(probed):
     narrow, wide = of(probed, "bfloat16", "@"), of(probed, "bfloat16", "preferred_element_type=float32")
     assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")
@@ -75,7 +75,7 @@ def test_scores_in_bfloat16_lose_the_digits_that_scores_in_float32_keep(probed):
     assert wide.honoured == "yes"
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.turn  # 15 s
 def test_errors_are_against_fp64_of_the_operands_as_they_are(probed):
     for form in ("bfloat16", "float16", "float32"):
         q, k = operands(parse_shape(DECODE), form)
@@ -88,7 +88,7 @@ def test_errors_are_against_fp64_of_the_operands_as_they_are(probed):
         assert value(r.worst.reference) == pytest.approx(float(true[r.worst.index]), rel=1e-12)
 
 
-@pytest.mark.slow  # 11 s
+@pytest.mark.turn  # 11 s
 def test_a_cpu_takes_presets_and_replaces_them(probed):
     assert of(probed, "float32", "BF16_BF16_F32").honoured == "replaced"
     assert of(probed, "float32", "BF16_BF16_F32").made == ("float32",)
@@ -285,7 +285,7 @@ def judged(*sentences, shapes=(DECODE,), **how):
     return precaudit.probe(shapes, timed=False, device="cpu", fail_on=sentences, **how)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_sentences_are_judged_by_the_rules_of_gate():
     assert judged("float32 default worse than 1e-3", formats="float32").exit_code == 0
     found = judged("default worse than 1e-3", formats="bfloat16,float32")
@@ -470,7 +470,7 @@ def test_a_tpu_s_passes_units_and_errors_are_predicted():
     assert "on v5e:2x2" in table.columns
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @needs_libtpu
 def test_one_row_is_a_tpu_s_vector_unit_and_a_limit_holds_there():
     found = judged("default on v5e worse than 1e-3", formats="bf16,f32", tpu="v5e:2x2")

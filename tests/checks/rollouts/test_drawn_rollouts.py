@@ -49,7 +49,7 @@ def found(subjects):
     return draw_all(subjects, tasks(PROMPTS, 2), HOW, checks=Checks(trainer=subjects[1]))
 
 
-@pytest.mark.slow  # 18 s
+@pytest.mark.turn  # 18 s
 def test_every_policy_is_held_to_its_prefill_the_trainer_and_fp64(found):
     for p in found.parities:
         sides = [(r.rollout, r.trainer) for r in p.whole]
@@ -64,7 +64,7 @@ def test_every_policy_is_held_to_its_prefill_the_trainer_and_fp64(found):
     )
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 def test_what_is_saved_is_read_again_to_the_last_bit(found, subjects, tmp_path):
     path = tmp_path / "saved.jsonl"
     path.write_text(format_rollouts(found.rollouts, 1.0))
@@ -193,7 +193,7 @@ def prompts(tmp_path):
     return path
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_the_command_draws_times_and_writes(prompts, tmp_path):
     out, saved = tmp_path / "o.jsonl", tmp_path / "s.jsonl"
     options = ("--prompts", prompts, "--n", 2, "--batch", 4, "--new-tokens", 24, "--seed", 1, "--rounds", 2)
@@ -209,7 +209,7 @@ def test_the_command_draws_times_and_writes(prompts, tmp_path):
     assert again.return_value == 1
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "def f(x):", "answer": "(?s).", "match": "regex", "plain": true}\n')

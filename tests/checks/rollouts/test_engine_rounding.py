@@ -126,7 +126,7 @@ def test_a_correct_engine_is_rounding_whatever_it_computes_in(drawn, policy, set
     assert judged(given, policy="fp32").status == "pass"  # a trainer in float32 does not make the engine's bf16 a fault
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_an_engine_of_integer_weights_is_rounding_where_it_says_so():
     asked = random_rollouts(256, 6, 20, 0)
     made = by_policy(load("tiny", "int4-groups", device="cpu"), asked, 1.0, silent)

@@ -43,7 +43,7 @@ def drawn(subject, sampling, prompts=PROMPTS, limit=20, loop="while", ends=(), b
     return made.generate(prompts, numbers or range(len(prompts)), limit, loop)
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(0), pytest.param(Sampling(1.0, seed=3), marks=pytest.mark.slow), Sampling(0.7, top_k=20, top_p=0.9)],
@@ -57,7 +57,7 @@ def test_both_loops_draw_the_same_bits(tiny, sampling):
     assert [len(t) for t in one.tokens] == [20] * 4
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_greedy_is_the_largest_logit_of_whole_prefills(single):
     """No cache, no loop: the whole sequence again for every token."""
     found = drawn(single, Sampling(0), limit=6)
@@ -74,7 +74,7 @@ def test_greedy_is_the_largest_logit_of_whole_prefills(single):
             assert share == pytest.approx(logits[token] - np.log(np.exp(logits).sum()), abs=1e-4)
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_measured_rollouts_are_those_of_every_round(tiny):
     how = How(batch=3, new_tokens=8, rounds=2)
     found = time_variants(
@@ -124,7 +124,7 @@ def test_a_sequence_draws_by_its_number_whatever_is_drawn_beside_it(single):
     assert drawn(single, Sampling(1.0, seed=10)).tokens != whole.tokens
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_sequences_end_with_an_end_token_and_the_loops_with_the_last(tiny):
     sampling = Sampling(1.0, seed=3)
     whole = drawn(tiny, sampling)
@@ -139,7 +139,7 @@ def test_sequences_end_with_an_end_token_and_the_loops_with_the_last(tiny):
     assert (every.steps, every.tokens) == (0, (firsts[:1],))
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_both_loops_draw_the_same_tokens_of_one_sequence(tiny):
     """XLA:CPU multiplies the last product otherwise in a loop: log-probabilities may differ in the last bits."""
     one, other = (drawn(tiny, Sampling(1.0, seed=2), PROMPTS[:1], loop=loop) for loop in LOOPS)

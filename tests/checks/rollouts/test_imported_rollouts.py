@@ -157,7 +157,7 @@ def test_float32_scores_are_fp64_s(name, temperature):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_scores_are_those_of_the_policy_s_prefill(tiny):
     """Whole logits of a prefill, alone and unpadded, and log softmax in NumPy."""
     for r, score in zip(rs := drawn(tiny.config.vocab, (ROWS + 40, 3)), by_policy(tiny, rs, 1.0, quiet), strict=True):

@@ -47,7 +47,7 @@ def test_shares_add_up_and_name_decode_attention_in_float32(tmp_path):
     assert "3.0e0 from the trainer, which this policy does not explain" in said
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_state_that_is_stale_is_no_rounding(tmp_path):
     def stale(cache, layer, rows, slots):
         kept = family_parts(subject.config).cache_write(cache, layer, rows, slots)

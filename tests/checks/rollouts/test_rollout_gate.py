@@ -418,7 +418,7 @@ def test_junit_and_markdown_tell_the_pair_and_the_metric(tmp_path, frozen):
     assert "| fail | policy a, engine / policy |" in as_markdown(gate_report(found, "r.jsonl"))
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_from_the_command_line(tmp_path, capsys):
     """Tokens drawn here, written down by an engine that is off by 1 % of log p, then by 3 %: k3 grows nine times."""
     saved, source, first, second, base = (tmp_path / f"{name}.jsonl" for name in ("s", "r", "first", "second", "b"))

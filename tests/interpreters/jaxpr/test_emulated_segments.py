@@ -128,7 +128,7 @@ def test_a_programs_own_taps_are_points_alone_or_beside_others():
     ]
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("program", [scanned, unrolled, rematerialised, jax.grad(loss)])
 def test_tagging_changes_no_value(program):
     made = tag_program(program, WEIGHTS, TOKENS)
@@ -147,7 +147,7 @@ def segments(program, *hows):
         return taps, [{k: np.asarray(v[0] if isinstance(v, tuple) else v) for k, v in m.items()} for m in made]
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_every_bfloat16_segment_is_made_again_bit_for_bit():
     taps, (exact, strict, converted) = segments(scanned, Realisation(), Realisation("converted"))
     narrow = {k: v.astype(np.float64) for k, v in taps.items() if v.dtype == ml_dtypes.bfloat16}
@@ -176,7 +176,7 @@ def test_no_stack_of_a_scan_holds_more_than_is_kept():
     assert memory.output_size_in_bytes == pytest.approx((8 + 4 * len(hows)) * elements, rel=0.01)
 
 
-@pytest.mark.slow  # 19 s
+@pytest.mark.turn  # 19 s
 @pytest.mark.parametrize("program", [lambda w, t: scanned(w, t), lambda w, t: jax.checkpoint(scanned)(w, t)])
 def test_interpreters_in_step_make_what_each_makes_alone(program):
     hows = (
@@ -337,7 +337,7 @@ def test_a_tap_is_made_at_the_steps_that_it_is_asked_for_as_at_all(how):
             assert some.shape == (3, 2, 3, 6)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_what_interpreters_make_alike_is_one_product():
     """In FP64 and as the equations round a product of recorded values is the same: no more than in FP64 alone."""
     made = tag_program(scanned, WEIGHTS, TOKENS)

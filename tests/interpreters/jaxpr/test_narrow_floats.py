@@ -21,7 +21,7 @@ from tests.helpers.random_programs import EXACT, OPERATIONS, PAIRS, QUICK, X, pr
 from tests.helpers.selected import few
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16", "float8_e4m3fn"], "bfloat16", "float16"))
 @settings(max_examples=15, **QUICK)
 @given(tree=trees(OPERATIONS, PAIRS, taps=True))
@@ -92,7 +92,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # 13 s
+@pytest.mark.turn  # 13 s
 @pytest.mark.parametrize("case", few(CASES, *CASES[2:4]), ids=str)  # 8 s each
 def test_the_decoder_gives_the_same_bits(case):
     model, policy, changed = case

@@ -146,7 +146,7 @@ def rematerialised():
     return replace(load("tiny", "bf16", None, "cpu"), remat=True)
 
 
-@pytest.mark.slow  # 9 s
+@pytest.mark.turn  # 9 s
 def test_shares_of_a_program_that_rematerialises_its_layers(run):
     """The same shares as of the program that does not."""
     recorded = Recorded.of(run)

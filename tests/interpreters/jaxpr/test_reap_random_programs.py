@@ -146,14 +146,14 @@ def check_planted(tree):
         assert not np.asarray(e).any(), name
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @settings(max_examples=15, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True))
 def test_reap_gives_what_the_program_computes(tree):
     check_reaped(tree)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @settings(max_examples=8, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True, loops=False))
 def test_what_reap_gives_planted_has_no_errors(tree):

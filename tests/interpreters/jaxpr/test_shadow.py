@@ -247,7 +247,7 @@ def test_a_given_meaning_of_another_shape_is_a_refusal():
         shadowed(lambda x: jnp.nextafter(x, x), X.astype(np.float32), lift={"nextafter": lambda x, _y: x[0]})
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
 def test_the_decoder_s_shadow_is_the_reference(policy):
     """Constants the program holds in float32, such as 1/√K, leave 1e-8."""

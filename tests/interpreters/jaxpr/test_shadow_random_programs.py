@@ -92,7 +92,7 @@ def check(tree):
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @settings(max_examples=12, **QUICK)
 @given(TREES)
 def test_a_random_program(tree):

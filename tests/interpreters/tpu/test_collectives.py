@@ -100,7 +100,7 @@ def test_sums_of_float16_go_two_in_a_word(shape):
     assert np.array_equal(found, total)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_arguments_and_results_are_cut_and_joined_as_they_lie():
     for spec in (P(), P("data"), P(None, "model"), P("model", "data"), P(("data", "model"))):
         for out in (P(), P("model"), P("data", "model")):

@@ -592,7 +592,7 @@ def _shipped(phase, policy, length=48, slots=64):
     return decoder.decode, args, [tokens[:, length] + i for i in range(4)]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @needs_libtpu
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("policy", few(["fp32", "fp32-highest", "bf16"], "fp32", "bf16"))

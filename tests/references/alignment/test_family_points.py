@@ -48,7 +48,7 @@ def shows(x, y):
     )
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @pytest.mark.parametrize(
     ("family", "phase", "taps"), [pytest.param(*c, marks=() if c == QUICK else pytest.mark.slow) for c in CASES]
 )
@@ -80,7 +80,7 @@ def test_every_point_that_a_decoder_shows_is_found_and_none_wrongly(family, phas
     assert all(p.equal == len(p.series.members) for p in found.values())
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_product_before_a_norm_is_no_result_of_the_norm_where_an_activation_is_another(tmp_path):
     """What the norm gives is not shown; the next norm is the textbook's of the program's own values, so it is right."""
     subject = load(str(FIXTURES / "gemma3-gqa"), "bf16", device="cpu")

@@ -64,7 +64,7 @@ def test_records_are_printed_a_line_each(capsys):
     assert {line["found"] for line in lines} == {1.0}
 
 
-@pytest.mark.slow  # 20 s
+@pytest.mark.turn  # 20 s
 def test_a_wrong_formula_is_found_by_the_model_alone(capsys):
     for name, mark in (("honest", "✓"), ("twice", "✗")):
         assert run(["trace", f"{name}.py:program", "-o", f"runs/{name}"]) == 0

@@ -76,7 +76,7 @@ def once(word, act):
     return tell
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_two_processes_write_the_records_of_one(compared, alone, monkeypatch):
     given, make = [], processes.Process.make
     monkeypatch.setattr(processes.Process, "make", lambda self, *what: given.append(what[-1]) or make(self, *what))

@@ -95,7 +95,7 @@ def honest(tmp_path_factory):
     return compare(run, options=options(folder))
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_an_honest_batch_is_the_reference_everywhere(honest):
     rows = [e for e in honest.errors if e.kind == "formula"]
     keys = list(formula_keys(honest.run.record.requested, load("tiny").config, ("prefill", "decode", "rescore")))
@@ -107,7 +107,7 @@ def test_an_honest_batch_is_the_reference_everywhere(honest):
     assert any(n.startswith("formula: FP64 of the program on 2 prompts took ") for n in honest.notes)
 
 
-@pytest.mark.slow  # 17 s
+@pytest.mark.turn  # 17 s
 def test_a_formula_record_that_is_not_there_is_missing(honest):
     at = next(i for i, e in enumerate(honest.errors) if e.kind == "formula" and e.point == "attn_out")
     found = gate(replace(honest, errors=honest.errors[:at] + honest.errors[at + 1 :]))
@@ -121,7 +121,7 @@ def _place(e):
     return (e.phase, e.step, e.layer, e.point)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
     folder = Path(shutil.copytree(honest.folder, tmp_path / "run"))
     plain = compare(folder, options=CompareOptions(accum=("float16",), cache=honest.folder.parent / "refs"))
@@ -187,7 +187,7 @@ def test_another_program_is_unknown_until_it_is_given(tmp_path):
     assert gate(given).exit_code == 0
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_a_program_that_cannot_be_lifted_is_unknown(tmp_path):
     from tests.helpers.softmaxes import lifted_softmax, opaque_softmax
 
@@ -200,7 +200,7 @@ def test_a_program_that_cannot_be_lifted_is_unknown(tmp_path):
     assert gate(compare(run, options=replace(options(tmp_path), fresh=True), subject=lifted)).exit_code == 0
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 def test_values_that_are_larger_in_batches_alone_are_semantics(tmp_path):
     """v × 1.02 where a batch holds more than one prompt: the shadow of one prompt alone sees nothing."""
     parts = replace(Parts(), attend=in_batches(1.02, Parts().attend))
@@ -230,7 +230,7 @@ def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch)
     assert audit(path).judgement.exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_shadow_has_the_slots_that_ran(tmp_path, monkeypatch):
     """A short prompt beside a longer one ran in the longer one's 256."""
     ran, real = [], shadowed.tap_distances

@@ -93,7 +93,7 @@ def test_products_of_one_row_are_reproduced_bit_for_bit_and_told(tmp_path):
     ]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_router_read_before_it_was_rounded_is_made_of_rounded_products(tmp_path):
     """XLA sums, exponentiates and divides in one fusion: the router's logits are read as they were before."""
     found = compared(tmp_path, "moe").errors
@@ -154,7 +154,7 @@ def test_scores_in_float32_are_no_rounded_products():
         np.testing.assert_allclose(made, rounder("bfloat16")(p[:, None] * v[:, 0]).sum(axis=0), rtol=1e-6)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_product_made_twice_may_round_both_ways(tmp_path):
     """One element of 17,024 was added one unit in the last place of the summand off what was recorded, at a tie."""
     found = compared(tmp_path, "rounded-again")
@@ -224,7 +224,7 @@ def test_a_tie_that_the_last_step_has_was_read_before(tmp_path):
     assert near.sum() == 4
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_the_same_on_a_cpu_fails(tmp_path):
     """A CPU sums exact products: nothing excuses them there."""
     assert {("decode", p) for p in ("attn_out", "v")} <= failed(compared(tmp_path, "one-row-heads", "cpu"))
@@ -299,7 +299,7 @@ def single_attend(p, v, a):
 ONE_ROW = ("llama-mha", "gemma3-untied-bias", "phi3-mha", "olmo2-mha", "granite-bias")
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("name", few(ONE_ROW, "gemma3-untied-bias"))  # 5 to 10 s each
 def test_single_rows_of_other_models_pass(tmp_path, name):
     """The products written out, on a CPU, in models with one head a group, biases, norms inside and out."""

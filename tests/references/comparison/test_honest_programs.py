@@ -62,7 +62,7 @@ def failures(judgement):
     return [(v.status, v.kind, v.layer, v.point, v.metric, v.scope, v.value, v.limit) for v in judgement.verdicts]
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_tie_inside_what_was_handed_on_unrounded_passes(tmp_path):
     """A rounding of gate or up that falls the other way moves mlp_out by 0.001; one of its channels nearly cancels."""
     path = bundled("float32", tmp_path / "wide")
@@ -71,7 +71,7 @@ def test_a_tie_inside_what_was_handed_on_unrounded_passes(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_rounding_that_sums_move_across_a_tie_in_every_row_passes(tmp_path):
     """Forty equal tokens round one element of mlp_out the other way: a whole channel is off by one ulp."""
     path = next(t for t in TRAITS if t.name == "float32 weights").make(tmp_path / "model")
@@ -117,7 +117,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
 # Attention written otherwise
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 @pytest.mark.parametrize("policy", ["bf16", pytest.param("bf16-fp32-scores", marks=pytest.mark.slow)])  # 10 s each
 @pytest.mark.parametrize("name", few(ATTENTIONS, "running maxima, blocks of 16"))
 def test_attention_written_otherwise_passes(tmp_path, name, policy):
@@ -161,7 +161,7 @@ def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_fused_multiply_add_into_the_stream_passes(tmp_path):
     """Gemma's post-norm ends in a product: where the sum cancels, the half ulp a fused sum skips is 46 × the noise."""
     repeated = [Prompt(id=p.id, tokens=p.tokens[:30]) for p in prompts(96, 7)[1:2]]
@@ -193,13 +193,13 @@ def pass_with(tmp_path, path, policy):
     assert found.exit_code == 0, failures(found)
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("name", few(QUICK, "massive activations"))  # 8 s each
 def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
     pass_with(tmp_path, written[name], "bf16")
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_path, written):
     subject = load(str(written["scores beyond 1000"]), "bf16", None, "cpu")
     select = Selection.parse(points="q,k,v,attn_out", phases="prefill")

@@ -71,7 +71,7 @@ def test_a_stream_changed_between_two_layers_fails_there(tmp_path, name):
     assert "prefill" in {v.phase for v in found}
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_streams_of_two_prompts_exchanged_are_named_with_whose(tmp_path):
     """Two prompts of a batch trade their rows between two layers: state, and whose they are is said."""
     texts = [Prompt(id=name, prompt=text) for name, text in zip("ab", (TEXT, TEXT[::-1]), strict=True)]
@@ -110,7 +110,7 @@ def test_a_layer_without_its_predecessor_is_not_asked_for_one(tmp_path):
     assert gate(found).exit_code == 0
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_resid_in_brings_what_it_is_held_against(tmp_path):
     run = recorded(tmp_path, layers="1,2", points="resid_in")
     assert run.record.requested.support == ("resid_out",)
@@ -120,7 +120,7 @@ def test_resid_in_brings_what_it_is_held_against(tmp_path):
     assert "missing" in gate(lost).counts
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_cast_before_the_final_norm_fails_there(tmp_path):
     original = Decoder._logits
 
@@ -138,7 +138,7 @@ def late(x, cos, sin, a):
     return rope(x, jnp.roll(cos, -1, 1), jnp.roll(sin, -1, 1), a)
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_two_faults_at_once_are_both_found(tmp_path):
     """RoPE at other positions does not excuse values that are scaled after they were recorded."""
     parts = replace(Parts(), rope=late, attend=lambda p, v, a: attend(p, (v * 1.1).astype(v.dtype), a))
@@ -147,7 +147,7 @@ def test_two_faults_at_once_are_both_found(tmp_path):
     assert standing == {"q", "k", "attn_out"}
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 def test_scores_that_are_wrong_account_for_attention(tmp_path):
     honest = Parts().scores
     parts = replace(Parts(), scores=lambda q, k, scale, a: honest(q, k, scale * 1.2, a))

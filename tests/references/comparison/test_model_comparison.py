@@ -104,7 +104,7 @@ def half_attend(probs, v, a):
     return half_accumulation(probs, wide.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3).astype(a.attn_out)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_float16_accumulation_is_named_where_it_happens(tmp_path):
     parts = replace(Parts(), scores=half_scores, attend=half_attend)
     record(tmp_path / "run", parts=parts, select=Selection.parse(phases="prefill"))
@@ -141,7 +141,7 @@ def test_a_fault_is_unexplained_at_its_operation(tmp_path, name):
     assert f"First: layer 0 {first.point}" in local_sentence(found.errors)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_stale_cache_row_is_a_state_fault(tmp_path):
     def stale(cache, layer, rows, slots):
         written = cache_write(cache, layer, rows, slots)
@@ -155,7 +155,7 @@ def test_a_stale_cache_row_is_a_state_fault(tmp_path):
     assert any(note.startswith("state:") for note in found.notes)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     """background: the same decode logits for every prompt point to state, not to precision."""
 
@@ -201,7 +201,7 @@ def test_nan_in_the_program_is_nonfinite_not_explained(tmp_path):
     assert any("NaN" in note for note in found.notes)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     record(tmp_path / "run")
     look = Selection.parse(layers="1", points="attn_out")
@@ -214,7 +214,7 @@ def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_two_runs_against_each_other(tmp_path):
     record(tmp_path / "run", policy="bf16")
     record(tmp_path / "other", policy="fp32-highest")
@@ -225,7 +225,7 @@ def test_two_runs_against_each_other(tmp_path):
     assert any("policies differ in" in note for note in found.notes)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_two_runs_without_a_common_prompt_are_told_what_each_has(tmp_path):
     few = Selection.parse(points="logits", phases="prefill")
     for name, prompt in (("run", "a"), ("other", "b")):
@@ -278,7 +278,7 @@ def test_float32_products_are_emulated_where_they_are_float32_products():
     assert not [case for case in quiet if not_emulated(case[0], case[1], False, case[2])]
 
 
-@pytest.mark.slow  # 10 s
+@pytest.mark.turn  # 10 s
 def test_more_tensors_than_file_descriptors(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     record(tmp_path / "run", prompts=[f"x = {i}\n" for i in range(12)], decode_steps=1)
@@ -289,7 +289,7 @@ def test_more_tensors_than_file_descriptors(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_short_and_long_prompts_with_a_position_filter_in_one_batch(tmp_path):
     select = Selection.parse(positions="0:4", points="q,attn_out")
     run = record(tmp_path / "run", prompts=["ab", "def f(x):\n    pass"], select=select, batch=2)

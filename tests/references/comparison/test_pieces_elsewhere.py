@@ -72,7 +72,7 @@ def test_a_program_beside_itself(program):
     assert lines(compare_runs(folder, folder, by=Pickled(3))) == alone
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_run_of_a_program(program):
     folder, name = program
     alone = compare_program(folder, name, accum=("float16",)), written(folder)

@@ -82,7 +82,7 @@ def integers(x):
     return jnp.round(x / scale) * scale
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_a_programs_words_are_those_of_the_rows_that_it_records_whole(tmp_path):
     few, every = recorded(tmp_path / "few"), recorded(tmp_path / "all", "all")
     a, b = Recorded.of(few), Recorded.of(every)
@@ -130,7 +130,7 @@ def test_one_element_that_differs_changes_both_words_of_a_hash():
     assert (hashes_of(rows) != hashes_of(other)).all()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest", "kv-int8", "w8a8", "fused"])
 def test_honest_sums_are_within_two_thirds_of_their_limits(tmp_path, policy):
     found = compared(tmp_path, recorded(tmp_path, policy=policy))
@@ -164,7 +164,7 @@ def as_float8(x):
 BOTH = ("resid_mid", "resid_out")
 
 
-@pytest.mark.slow  # 20 s
+@pytest.mark.turn  # 20 s
 @pytest.mark.parametrize("case", few(list(product(STREAM, BOTH)), next(zip(STREAM, BOTH, strict=False))))  # 14 s each
 def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
     fault, point = case
@@ -178,7 +178,7 @@ def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
     assert bool(re.search(r"its values are 0\.(78|79|8) % too large", finding.says)) == (fault == "0.78 % too large")
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_one_score_times_12_fails_in_its_layer(tmp_path):
     honest = Parts()
 
@@ -194,7 +194,7 @@ def test_one_score_times_12_fails_in_its_layer(tmp_path):
     assert {v.index for v in worst if v.scope == "token"} == {20}
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_projection_that_is_off_fails_in_its_layer(tmp_path):
     honest, calls = Parts(), []
 
@@ -220,7 +220,7 @@ IN_THE_MLP = {
 }
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("case", [(name, *pair) for name, pairs in IN_THE_MLP.items() for pair in pairs])
 def test_what_is_wrong_inside_the_mlp_fails_at_its_output_in_every_layer(tmp_path, case):
     _, policy, change = case
@@ -277,7 +277,7 @@ def test_rows_that_are_far_off_have_more_draws(tmp_path):
     assert failing(found) == set()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
 def test_norms_that_are_off_fail_at_each(tmp_path, policy):
     """Whether what they read was recorded (bf16, where a compiler may fuse) or is known by its lengths and sums."""
@@ -287,7 +287,7 @@ def test_norms_that_are_off_fail_at_each(tmp_path, policy):
     assert ("sums", None, "final_norm") in failing(found) or policy == "bf16"  # one row of two sums: 1 % there is less
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_the_last_norm_is_judged_where_what_it_reads_is_recorded(tmp_path):
     found = compared(tmp_path, recorded(tmp_path, "attn_out,resid_out,logits", batch=1, phases="prefill"))
     assert gate(found).exit_code == 0
@@ -297,7 +297,7 @@ def test_the_last_norm_is_judged_where_what_it_reads_is_recorded(tmp_path):
     assert ("sums", None, "final_norm") in failing(compared(tmp_path, run))
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_norms_that_read_a_stream_before_it_was_rounded_are_honest(tmp_path):
     """As compilers fuse them: what was recorded is half a unit in the last place off what was read."""
     honest = Parts()
@@ -352,7 +352,7 @@ def test_a_stream_that_is_changed_between_layers_is_found_by_its_hashes(tmp_path
     assert "are not what the layer before handed on" in finding.says
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 def test_sums_that_are_not_there_are_missing(tmp_path):
     run = recorded(tmp_path)
     lines = (run.folder / "points.jsonl").read_bytes().splitlines(keepends=True)
@@ -364,7 +364,7 @@ def test_sums_that_are_not_there_are_missing(tmp_path):
     assert gate(compared(tmp_path, bare)).exit_code == 3
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
     run = recorded(tmp_path)
     with mock.patch("precaudit.references.textbook.sums.not_emulated", return_value="such products"):
@@ -375,7 +375,7 @@ def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
     assert gate(found).exit_code == 3
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_run_without_sums_is_judged_as_before(tmp_path):
     run = recorded(tmp_path)
     requested = msgspec.structs.replace(run.record.requested, row_sums=())
@@ -386,7 +386,7 @@ def test_a_run_without_sums_is_judged_as_before(tmp_path):
     assert gate(found).exit_code == 0
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_some_points_alone_are_compared_without_sums(tmp_path):
     run = recorded(tmp_path)
     compared(tmp_path, run)
@@ -395,7 +395,7 @@ def test_some_points_alone_are_compared_without_sums(tmp_path):
     assert not [e for e in some.errors if e.kind == "sums"]
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_layers_that_were_not_recorded_hand_nothing_on(tmp_path):
     found = compared(tmp_path, recorded(tmp_path, layers="0,3,4"))
     assert failing(found) == set()
@@ -414,7 +414,7 @@ def test_what_is_recorded_whole_has_no_sums():
     assert judged_by_sums(("logits",), ("final_norm",), sparse=False) == ("resid_mid", "resid_out", "final_norm")
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_scores_in_decode_need_the_caches_that_they_read(tmp_path):
     """Queries and keys alone: sums of scores are judged in prefill, and in decode there is nothing to judge them by."""
     found = compared(tmp_path, recorded(tmp_path, points="q,k", layers="0"))

@@ -57,7 +57,7 @@ def lines(folder):
     return (folder / "errors.jsonl").read_bytes()
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_two_processes_write_what_one_does(folder, monkeypatch):
     monkeypatch.setattr(threads, "WORKERS", 2)
     compare(folder, options=CompareOptions(fresh=True))

@@ -126,7 +126,7 @@ def test_parts_that_are_zero_or_scaled_are_told_by_index_and_factor(operation, c
     assert found.named.variant.name == cause
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_none_is_named_that_does_not_close(operation):
     """These were called sums in float32, softmax in float16 and the weights of another layer."""
     wobble = on_result(lambda out: out + 0.05 * np.sin(40 * out))
@@ -284,7 +284,7 @@ def test_advice_is_for_what_was_not_requested():
     )
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_numbers_fitted_in_prefill_hold_in_decode(tmp_path):
     """One mistake is one finding, though decode alone could not tell the factor."""
     parts = next(m for m in MISTAKES if m.name == "one channel × 1.5").parts(2)

@@ -90,7 +90,7 @@ def places(name):
     return [(p, i) for p in present(config.sparse) if p in JUDGED for i in sorted(kinds.values())]
 
 
-@pytest.mark.slow  # 55 s
+@pytest.mark.turn  # 55 s
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SMALL])
 def test_every_variant_is_the_one_that_is_named(operation, name):
     for point, layer in places(name):

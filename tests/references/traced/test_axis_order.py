@@ -36,7 +36,7 @@ def verdicts(folder, program):
     )
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.turn  # 12 s
 @pytest.mark.parametrize("name", few(SUITE, "grouped queries", "trained-bf16", "batched-f32", "flushed.py:p5"))
 def test_a_program_with_its_axes_permuted_has_the_same_verdicts(name, tmp_path):
     program = SUITE[name]()

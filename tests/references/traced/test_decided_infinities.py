@@ -20,7 +20,7 @@ def most_likely(w, h, p):
     return jnp.where(jnp.cumsum(probs, -1) - probs > p, -jnp.inf, logits)
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mask_at_its_boundary_passes(seed):
     first, second = jax.random.split(jax.random.key(seed))
@@ -39,7 +39,7 @@ def test_the_logarithm_of_what_is_too_small_fails():
     assert "nonfinite" in {v.status for v in judged.verdicts}
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_an_overflow_inside_fails_though_a_compiler_may_leave_its_rounding_out():
     def mean_square(w, x):
         y = x @ w

@@ -101,7 +101,7 @@ def test_a_choice_between_values_that_rounding_turns_passes(mixed, names, ulps, 
     assert records_of(mixed, **{state: chosen, by: probs}).mismatched == off
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.02, False)])
 def test_experts_that_are_off_behind_a_dispatch_fail_at_the_result(mixed, factor, passes):
     program, made, opened, taps = mixed
@@ -111,7 +111,7 @@ def test_experts_that_are_off_behind_a_dispatch_fail_at_the_result(mixed, factor
     assert [closes(e) for e in found if e.point == name] == [passes]
 
 
-@pytest.mark.slow  # 7 s
+@pytest.mark.turn  # 7 s
 def test_draws_and_fp64_go_on_with_the_recorded_choice(mixed, names):
     """A draw whose own probabilities would turn the choice multiplies the recorded experts all the same."""
     _, by = names

@@ -54,7 +54,7 @@ def test_the_reads_are_found(small, tmp_path, monkeypatch):
     assert e.unexplained.u == 0  # bit for bit
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 def test_without_the_search_it_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "MOST_POINTS", 0)
     e, counts = judged(tmp_path, 24, by_hand)
@@ -62,7 +62,7 @@ def test_without_the_search_it_fails(tmp_path, monkeypatch):
     assert e.scopes["token"]["excess"][0] > 1.5  # its limit
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @pytest.mark.parametrize("wrong", [0.3, -0.5])  # of a sum that rounding moves by 0.06
 def test_a_fault_beside_them_fails(wrong, tmp_path):
     e, counts = judged(tmp_path, 24, lambda x: by_hand(x, wrong))
@@ -70,7 +70,7 @@ def test_a_fault_beside_them_fails(wrong, tmp_path):
     assert EXCESS_PRECISION not in (e.elided or {}).values()
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_a_point_of_few_elements_does_not_speak_for_a_choice(tmp_path, monkeypatch):
     """Of eight elements a choice closes, as one might of a fault, and none is made."""
     e, counts = judged(tmp_path, 1, by_hand, columns=8, seed=12)

@@ -19,7 +19,7 @@ def loss(q, k, v, g):
     return jnp.sum((attention(q, k, v) * g).astype(jnp.float32))
 
 
-@pytest.mark.slow  # 5 s
+@pytest.mark.turn  # 5 s
 def test_the_gradient_of_a_softmax_passes():
     """Its exponentials are summed in float32 as they are made, and stored rounded for their product."""
     keys = jax.random.split(jax.random.key(0), 4)

@@ -126,7 +126,7 @@ def test_calls_that_go_on_with_it_are_unknown_from_the_second_on(tmp_path):
     assert not [e for e in found if e.kind == "local" and e.unknown is not None]
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_a_fault_beside_it_is_flagged(tmp_path):
     program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
     opened = trace_program(program, tmp_path / "run")

@@ -123,7 +123,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("case", few(CASES, "few in bfloat16"))  # the others 31 to 55 s each
 def test_operations_that_decoders_lack_pass_and_what_is_altered_is_flagged(case, tmp_path):
     dtype, operations = CASES[case]
@@ -266,7 +266,7 @@ def test_whole_numbers_stay_whole_in_every_realisation():
     assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_rounding_that_is_meant_is_made_again(dtype, tmp_path):
     """``reduce_precision`` to fewer bits than the format has; a compiler keeps it, and so do all emulations."""
@@ -354,7 +354,7 @@ def test_a_product_of_complex_numbers_rounds_its_parts_products():
     assert float(made) == float(np.float32(x.real * y.real) - np.float32(x.imag * y.imag))
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_arrays_of_64_bits_are_those_that_the_program_reads(tmp_path):
     """NumPy makes float64 and int64; JAX reads float32 and int32, and so does the reference."""
     table, ids = DRAW.standard_normal((40, 8)), DRAW.integers(-40, 40, 12)

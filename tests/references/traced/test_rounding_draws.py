@@ -70,7 +70,7 @@ def masked(request, tmp_path_factory):
         return program, Emulations(prepare_program(program)), opened
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.02, False)])
 def test_a_mask_of_floats_hides_no_fault(masked, factor, passes):
     """Draws had it flip on its diagonal, where both sides are the same whole number: noise of 0.448 for 0.0018."""
@@ -113,7 +113,7 @@ def test_an_emulation_flushes_as_the_device_does():
         np.testing.assert_allclose(np.asarray(made[name][0]), y, rtol=0, atol=lost, err_msg=name)
 
 
-@pytest.mark.slow  # 8 s
+@pytest.mark.turn  # 8 s
 @pytest.mark.parametrize("name", ["flushed.py:p0", "flushed.py:p4", "flushed.py:p5"])
 def test_columns_of_underflowed_probabilities_pass(name, tmp_path):
     """exp(z − lse) underflows to 0 where FP64 has 5e-40."""

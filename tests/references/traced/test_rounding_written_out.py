@@ -35,7 +35,7 @@ def operands():
     return (w / 8).astype(jnp.bfloat16), x.astype(jnp.bfloat16)
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 @pytest.mark.parametrize("program", [residual, gradient])
 def test_it_passes(program, operands):
     assert converts_twice(jax.make_jaxpr(program)(*operands).jaxpr)

@@ -86,7 +86,7 @@ def noting(function, tried):
     return noted
 
 
-@pytest.mark.slow  # 6 s
+@pytest.mark.turn  # 6 s
 @pytest.mark.parametrize("small", [True, False])
 def test_every_place_closes_by_the_way_that_made_it_and_a_fault_by_none(searched, small):
     points, _ = searched(small)
@@ -100,7 +100,7 @@ def test_every_place_closes_by_the_way_that_made_it_and_a_fault_by_none(searched
     }  # fmt: skip
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_what_is_open_of_a_small_program_is_tried_in_all_layers_and_what_closes_no_more(searched):
     _, tried = searched(True)
     left = dict.fromkeys(("both", "half", "inside", "wrong"), LAYERS)

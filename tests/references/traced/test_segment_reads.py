@@ -101,7 +101,7 @@ def records(gated, monkeypatch, small):
     return emulations.records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
 
 
-@pytest.mark.slow  # 4 s
+@pytest.mark.turn  # 4 s
 def test_segments_made_one_by_one_give_the_same_records(gated, monkeypatch):
     together, apart = (records(gated, monkeypatch, small) for small in (True, False))
     assert together == apart

@@ -125,7 +125,7 @@ def test_taps_without_floats_are_no_points(tmp_path, monkeypatch, small):
     assert isinstance(scores.explained[EQUATIONS], float)  # of what is finite; masked scores are no error
 
 
-@pytest.mark.slow  # 3 s
+@pytest.mark.turn  # 3 s
 @pytest.mark.parametrize("small", [True, False])
 def test_what_is_finite_where_its_emulation_overflows_is_held_to_fp64(tmp_path, monkeypatch, small):
     """A product of 96,000 is infinite in float16; 5 was recorded instead, which no number of what is finite showed."""
