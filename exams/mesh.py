@@ -60,12 +60,13 @@ class Cell:
 def cells(every: bool = False) -> list[Cell]:
     """Return all cells, by kind.
 
-    On the last mesh layers attend, in bfloat16. ``every``: in float16 too, mistakes on the first mesh, and every form
-    on chips. A gradient through attention is of bfloat16 alone.
+    On the last mesh layers attend, in bfloat16, but not a gradient's. ``every``: in float16 too, that gradient's in
+    bfloat16, mistakes on the first mesh, and every form on chips.
     """
 
     def attends(name: str, mesh: str, dtype: str) -> bool:
-        return mesh == LAST and (dtype == NARROW or (every and dtype == "float16" and name != "gradient"))
+        formats = [NARROW, "float16"][: 1 + every] if name != "gradient" else [NARROW][: int(every)]
+        return mesh == LAST and dtype in formats
 
     correct = [Cell("correct", n, m, d, attends(n, m, d)) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
