@@ -244,11 +244,15 @@ def _not_finite(program: Program) -> tuple[str, ...]:
     for path, x in jax.tree_util.tree_flatten_with_path(program.params)[0]:
         if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        here = isinstance(x, np.ndarray) or (len(x.devices()) == 1 and {d.platform for d in x.devices()} == {"cpu"})
-        if n := count_nonfinite(np.asarray(x)) if here else int(count(x)):  # NumPy compiles nothing
+        if n := count_nonfinite(np.asarray(x)) if _lies_here(x) else int(count(x)):  # NumPy compiles nothing
             off.append(f"{jax.tree_util.keystr(path, simple=True, separator='/')} holds {n} that are NaN or infinite")
     more = f", and {len(off) - 1} more parameters hold some" if len(off) > 1 else ""
     return (f"parameters: {off[0]}{more}",) if off else ()
+
+
+def _lies_here(x: object) -> bool:
+    """Whether all of an array is in this host's memory, where NumPy reads it."""
+    return not isinstance(x, jax.Array) or (x.is_fully_addressable and {d.platform for d in x.devices()} == {"cpu"})
 
 
 def _unrecorded_calls_note(planned: Sequence[Planned]) -> Iterator[str]:
