@@ -6,6 +6,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -17,6 +20,7 @@ from exams.styles.__main__ import EVERY
 from exams.traits import TRAITS
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.selection import Selection
+from tests import conftest
 from tests.helpers.paths import ROOT
 
 MONTH = 28  # days of the shortest
@@ -46,6 +50,22 @@ def test_ci_makes_a_cut_of_every_exam():
         "calibrate",
     }
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_parts_of_the_tests_hold_each_function_whole_and_once():
+    names = [f"tests/a.py::test_{f}[{case}]" for f in "abcde" for case in "xy"]
+    found = []
+    for number in (1, 2, 3):
+        items = [SimpleNamespace(nodeid=name, path=Path("tests/a.py")) for name in names]
+        config = mock.Mock()
+        config.getoption.return_value = Cut(number, 3)
+        conftest.pytest_collection_modifyitems(config, items)
+        left_out = config.hook.pytest_deselected.call_args.kwargs["items"]
+        assert {x.nodeid for x in (*items, *left_out)} == set(names)
+        found.append({x.nodeid for x in items})
+    assert sorted(map(len, found)) == [2, 4, 4]
+    assert set.union(*found) == set(names)
+    assert all({name[:-2] + "x]", name[:-2] + "y]"} <= part for part in found for name in part)
 
 
 def test_ci_makes_a_cut_of_the_tests_that_run_in_turn():

@@ -72,12 +72,13 @@ def test_what_is_there_is_brought_and_what_changes_is_written(memory):
 def test_what_makes_a_run_valid_is_written_last(memory, monkeypatch):
     wrote = failing(memory, monkeypatch, (), None)
     folder = local_path("memory://b/m")
-    for name in ("run.json", "compare.json", "batches.jsonl", "points.jsonl", "tensors/z"):
+    names = ("run.json", "compare.json", "batches.jsonl", "points.jsonl", "tensors/manifest.ocdbt", "tensors/z")
+    for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     commit(folder)
     assert sorted(wrote[:2]) == ["m/points.jsonl", "m/tensors/z"]
-    assert wrote[2:] == ["m/batches.jsonl", "m/compare.json", "m/run.json"]
+    assert wrote[2:] == ["m/tensors/manifest.ocdbt", "m/batches.jsonl", "m/compare.json", "m/run.json"]
 
 
 @pytest.mark.parametrize("error", [PermissionError("no"), OSError("503 try later")], ids=["rights", "half-way"])

@@ -15,7 +15,7 @@ from precaudit.recording.runs import hosts as processes
 from precaudit.recording.runs.arrays import OCDBT, TENSORS, Arrays, Part, WrittenArray, arrays_hash, stored_arrays
 from precaudit.recording.runs.hosts import Hosts, common_facts, lost_others
 from precaudit.recording.runs.programs import MANIFEST, open_program_run
-from precaudit.recording.runs.shards import check_shared, note_shard
+from precaudit.recording.runs.shards import Shards, check_shared, note_shard
 from precaudit.recording.runs.unfinished import Continuation, _other_conditions, trim
 from precaudit.recording.tracing.parts import Spread
 
@@ -224,3 +224,11 @@ def test_the_first_stays_for_a_slow_one_where_the_run_is_whole(code, waits, monk
     Hosts(0, 2, Slow()).leave(code)
     assert ended == [code]
     assert (clock[0] >= 10) == waits
+
+
+def test_a_note_of_a_shard_is_in_a_bucket_after_what_it_is_of(tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr("precaudit.recording.runs.shards.commit", lambda _: order.append("commit"))
+    monkeypatch.setattr("precaudit.recording.runs.shards.note_shard", lambda *_: order.append("note"))
+    Shards(tmp_path, Hosts()).share("writing a", ["a"], 1)
+    assert order == ["commit", "note", "commit"]

@@ -228,6 +228,18 @@ def test_a_bitcast_of_other_sizes_reads_tiles_with_their_padding():
         run(f"%x = {heads} parameter(0)\nROOT %b = {tiles.replace('4,8', '5,8')} bitcast(%x)", x)
 
 
+def test_a_bitcast_reads_tiles_one_after_another():
+    x = normal(12, 200)
+    stored = np.zeros((16, 256), x.dtype)
+    stored[:12, :200] = x
+    tiles = [stored[i : i + 8, k : k + 128] for i in (0, 8) for k in (0, 128)]
+    entry = "%x = f32[12,200]{1,0:T(8,128)} parameter(0)\nROOT %b = f32[4,8,128]{2,1,0:T(8,128)} bitcast(%x)"
+    there = run(entry, x)
+    assert (there == np.stack(tiles)).all()
+    back = "%x = f32[4,8,128]{2,1,0:T(8,128)} parameter(0)\nROOT %b = f32[12,200]{1,0:T(8,128)} bitcast(%x)"
+    assert (run(back, there) == x).all()
+
+
 def test_broadcasts_turn_dimensions():
     x = normal(2, 3)
     entry = "%x = f32[2,3] parameter(0)\nROOT %b = f32[3,4,2] broadcast(%x), dimensions={2,0}"

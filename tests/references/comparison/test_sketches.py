@@ -50,7 +50,6 @@ def test_projections_tell_the_size_of_a_difference(shape):
         assert np.mean(np.abs(np.array(ratios) - 1) <= 0.15) >= 0.95, kind
 
 
-@pytest.mark.turn  # 4 s
 def test_what_is_exact_of_a_sketch():
     x = np.random.default_rng(0).standard_normal((5, 3, 8)).astype(np.float32)
     x[2, 1, 4], x[3, 0, 0], x[3, 0, 1:3] = -9, np.nan, np.inf
