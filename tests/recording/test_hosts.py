@@ -232,3 +232,11 @@ def test_a_note_of_a_shard_is_in_a_bucket_after_what_it_is_of(tmp_path, monkeypa
     monkeypatch.setattr("precaudit.recording.runs.shards.note_shard", lambda *_: order.append("note"))
     Shards(tmp_path, Hosts()).share("writing a", ["a"], 1)
     assert order == ["commit", "note", "commit"]
+
+
+def test_of_a_bucket_the_first_process_reads_and_no_cache_s_folder_is_a_difference(tmp_path, monkeypatch):
+    assert Shards(tmp_path, Hosts(0, 2)).readers == 2
+    for module in ("hosts", "shards"):
+        monkeypatch.setattr(f"precaudit.recording.runs.{module}.by_url", lambda x: x.replace(str(tmp_path), "gs://b/m"))
+    assert Shards(tmp_path, Hosts(0, 2)).readers == 1
+    assert processes._json({"the folder -o": str(tmp_path)}) == '{"the folder -o":"gs://b/m"}'
