@@ -1,10 +1,11 @@
-"""What keeping sketches in place of tensors takes beside the bare program: a decoder of two layers (``make bench``).
+"""What keeping sketches in place of tensors takes: a decoder of two layers beside the bare one (``make bench``).
 
 Bare, with sums, maxima and hashes alone, and with projections, in turns. Width 1,024, bfloat16, automatic points.
 Run: python -m benchmarks.sketching [--tokens 512]
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from precaudit.interpreters.jaxpr.sites import unique_names
 from precaudit.interpreters.jaxpr.sketches import with_sketches
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.numbers.allocation import share_freed_memory
+from precaudit.numbers.bytes_text import bytes_text
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
 
@@ -59,6 +61,11 @@ def sketching(program: Program, n: int) -> Callable[..., Any]:
     return jax.jit(with_sketches(capturing(made), program.named_outputs, stacked, n))
 
 
+def held(made: tuple[Any, Any]) -> int:
+    """Return the bytes of what a program gives beside its outputs."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(made[1]))
+
+
 def main() -> int:
     """Print the ratios; return 1 where one is over its bound."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,6 +86,8 @@ def main() -> int:
             began = time.perf_counter()
             jax.block_until_ready(run(program.params, *inputs))
             took[name] += [time.perf_counter() - began] if turn else []
+    sizes = {name: held(jax.eval_shape(run, program.params, *inputs)) for name, run in runs.items() if name != "bare"}
+    tensors = held(jax.eval_shape(capturing(prepare_program(program)), program.params, *inputs))
     plain = median(took.pop("bare"))
     over = False
     for name, each in took.items():
@@ -86,6 +95,7 @@ def main() -> int:
         over |= ratio > BOUND
         said = f"bound {BOUND:g}: {'ok' if ratio <= BOUND else 'over'}"
         print(f"{name:<12} {ratio:5.2f} x the bare program ({said})  {median(each):.3f} s : {plain:.3f} s")
+        print(f"{'':<12} {bytes_text(sizes[name])} in place of {bytes_text(tensors)} of tensors")
     return int(over)
 
 

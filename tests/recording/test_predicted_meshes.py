@@ -103,6 +103,7 @@ def test_rounding_with_every_chip_costs_what_it_should(four, tmp_path):
             ("--device", "tpu-predicted:v5e:3x5x7", "--mesh", "model=2"),
             "precaudit: v5e:3x5x7: libtpu has no such topology",
         ),
+        (("--device", "tpu-predicted:v5e:9x9"), "precaudit: v5e:9x9: libtpu has no such topology"),
     ],
 )
 def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path, capfd):
@@ -110,6 +111,7 @@ def test_a_mesh_that_chips_do_not_have_is_told_in_one_line(given, why, tmp_path,
     said = capfd.readouterr().err
     assert why in said
     assert re.fullmatch(r"precaudit: .*\n", said)
+    assert not (tmp_path / "run").exists()
     assert not (tmp_path / "run").exists()
 
 

@@ -186,6 +186,12 @@ def mesh(target: Target, axes: Mapping[str, int], types: tuple[Any, ...] | None 
     return jax.sharding.Mesh(np.array(chips[:needed]).reshape(sizes), tuple(axes), axis_types=types)
 
 
+def check_topology(target: Target) -> None:
+    """Raise UserError where libtpu, which is there, knows no such chips."""
+    allow_libtpu()
+    _chips(target)
+
+
 @cache
 def _chips(target: Target) -> tuple[Any, ...]:
     """Return the target's chips; those of another description of it would be others to JAX."""

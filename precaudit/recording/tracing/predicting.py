@@ -31,6 +31,7 @@ from precaudit.interpreters.tpu.target import (
     TESTED,
     CompiledProgram,
     Target,
+    check_topology,
     compile_for,
     libtpu_version,
     mesh,
@@ -252,7 +253,7 @@ def program_for(
 def target_of(device: str) -> Target | None:
     """Return the target of ``tpu-predicted:v5e`` or ``tpu-emulated:v5e``, None for devices that are there.
 
-    Raises UserError for a target that is none, and for a prediction without libtpu.
+    Raises UserError for a target that is none, and for a prediction without libtpu or of chips that it does not know.
     """
     kind, _, name = device.partition(":")
     if kind not in (PREFIX, COARSER):
@@ -265,6 +266,7 @@ def target_of(device: str) -> Target | None:
             f"--device {device} needs libtpu, which compiles for a TPU: {EXTRA}. Without it, --device "
             f"{COARSER}:{target.generation} emulates products from the jaxpr: coarser, it misses {MISSED}"
         )
+    check_topology(target)
     return target
 
 
