@@ -65,8 +65,8 @@ def cells(every: bool = False) -> list[Cell]:
     """
 
     def attends(name: str, mesh: str, dtype: str) -> bool:
-        formats = [NARROW, "float16"][: 1 + every] if name != "gradient" else [NARROW][: int(every)]
-        return mesh == LAST and dtype in formats
+        often, seldom = (NARROW, "float16") if name != "gradient" else ("", NARROW)
+        return mesh == LAST and (dtype == often or (every and dtype == seldom))
 
     correct = [Cell("correct", n, m, d, attends(n, m, d)) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
