@@ -161,7 +161,7 @@ def _without(
             yield Repair("summed again", f"what is whole is summed once more over {_said(axes, every)}", 1, change)
         elif name in ("select_n", "mul") and any(_differs(y, every) for y in other):
             yield Repair("shard omitted", f"a shard along {_said(axes, every)} is omitted", 1, change)
-        elif name in TERMS and len(inputs) == 2 and bool(jnp.array_equal(inputs[0], inputs[1])):
+        elif name in TERMS and len(inputs) == 2 and bool(np.array_equal(inputs[0], inputs[1])):
             yield Repair("added twice", "it is added twice", 1, change)
         elif any(_divides(name, y, n) for y in other for n in counts):
             yield Repair("mean for sum", f"the sum over {_said(axes, every)} is divided by the devices", 1, change)
@@ -202,19 +202,19 @@ def _times(name: MeshMistake, says: str, rank: int, factor: float) -> Repair:
 
 
 def _sum(over: tuple[int, ...]) -> Callable[[Any], Any]:
-    return lambda x: jnp.broadcast_to(x.sum(over, keepdims=True), x.shape)
+    return lambda x: np.broadcast_to(x.sum(over, keepdims=True), x.shape)
 
 
 def _mean(over: tuple[int, ...]) -> Callable[[Any], Any]:
-    return lambda x: jnp.broadcast_to(x.mean(over, keepdims=True), x.shape)
+    return lambda x: np.broadcast_to(x.mean(over, keepdims=True), x.shape)
 
 
 def _max(over: tuple[int, ...]) -> Callable[[Any], Any]:
-    return lambda x: jnp.broadcast_to(x.max(over, keepdims=True), x.shape)
+    return lambda x: np.broadcast_to(x.max(over, keepdims=True), x.shape)
 
 
 def _rolled(at: int, shift: int, x: Any) -> Any:
-    return jnp.roll(x, shift, axis=at)
+    return np.roll(x, shift, axis=at)
 
 
 def _less(i: int, part: float, _e: Any, inputs: Sequence[Any], out: list[Any], _axes: Axes) -> list[Any]:
@@ -229,7 +229,7 @@ def _whole(over: tuple[int, ...], _e: Any, inputs: Sequence[Any], _out: Any, _ax
 def _with_another(to: int, of: int, at: int, shift: int, both: Picked, *told: Any) -> list[Any]:
     """Return results with one of the values of another rank added to one."""
     out = list(told[2])
-    out[to] = out[to] + jnp.roll(both(told)[of], shift, axis=at)
+    out[to] = out[to] + np.roll(both(told)[of], shift, axis=at)
     return out
 
 
@@ -239,6 +239,7 @@ def _operand(i: int, _e: Any, inputs: Sequence[Any], _out: Any, _axes: Axes) -> 
 
 def _differs(x: Any, over: tuple[int, ...]) -> bool:
     """Whether a value is not the same on all ranks along some axes."""
+    x = np.asarray(x)  # NumPy compiles nothing
     if x.dtype == bool:
         return bool((x.any(over) != x.all(over)).any())
     return bool((x.max(over) != x.min(over)).any())
@@ -252,4 +253,5 @@ def _divides(name: str, x: Any, count: int) -> bool:
 
 
 def _constant(x: Any) -> bool:
+    x = np.asarray(x)
     return bool((x == x.reshape(-1)[0]).all())

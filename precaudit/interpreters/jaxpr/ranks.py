@@ -69,10 +69,12 @@ class Told:
 class Made:
     """Compiled functions of equations, and results of an evaluation, by what made them of what.
 
-    ``keeps``: whether results are kept now. What is kept holds its operands, so that their ids are of nothing else.
+    ``sources``: the user's lines, by the ids of equations. ``keeps``: whether results are kept now. What is kept holds
+    its operands, so that their ids are of nothing else.
     """
 
     functions: dict[Any, Any]
+    sources: dict[int, str] = field(default_factory=dict)
     results: dict[tuple[Any, ...], tuple[Sequence[Any], list[Any]]] = field(default_factory=dict)
     keeps: bool = False
 
@@ -119,7 +121,9 @@ class Ranks:
     def equation(self, e: jex.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
         """Evaluate an equation, change its results where that is asked for, and tell of them."""
         name, params, new = e.primitive.name, e.params, True
-        here = replace(self, path=(*self.path, id(e)), source=source(e) or self.source)
+        if id(e) not in self.made.sources:
+            self.made.sources[id(e)] = source(e)
+        here = replace(self, path=(*self.path, id(e)), source=self.made.sources[id(e)] or self.source)
         if name in NOTHING:
             out = list(inputs)
         elif name in CALLS:
@@ -133,7 +137,7 @@ class Ranks:
             out, new = self.made.once((id(e), self.axes), inputs, lambda: self.function(e)(self.axes.sizes, *inputs))
         if (change := self.changes.get(key := (here.path, "", 0))) is not None:
             out, new = self.made.once(
-                (id(change), self.axes), [*inputs, *out], lambda: change(e, inputs, out, self.axes)
+                (id(change), self.axes), [*inputs, *out], lambda: change(e, on_host(inputs), on_host(out), self.axes)
             )
         if self.see is not None and new and name not in NOTHING and name not in CALLS:
             self.see(Told(key, e, here.source, inputs, out, self.axes))
@@ -142,7 +146,10 @@ class Ranks:
     def crossing(self, e: jex.JaxprEqn, key: Key, x: Any) -> Any:
         """Return what comes into a shard_map or leaves it, changed where that is asked for, and tell of it."""
         change, given = self.changes.get(key), x
-        make = (lambda: [given]) if change is None else (lambda: change(e, [given], [given], self.axes))
+
+        def make() -> list[Any]:
+            return [given] if change is None else change(e, on_host([given]), on_host([given]), self.axes)
+
         (x,), new = self.made.once((*key, id(change)), [given], make)
         if self.see is not None and new:
             self.see(Told(key, e, self.source, [x], [x], self.axes))
@@ -209,6 +216,11 @@ class Ranks:
         cut = [inside.crossing(e, (self.path, "in", i), x) for i, x in enumerate(cut)]
         out = [inside.crossing(e, (self.path, "out", i), x) for i, x in enumerate(inside.run(jaxpr, consts, cut))]
         return [joined(x, spec, new, lead) for x, spec in zip(out, params["out_specs"], strict=True)]
+
+
+def on_host(values: Sequence[Any]) -> list[Any]:
+    """Return values as NumPy's, which compiles nothing; keys as they are."""
+    return [x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x) for x in values]
 
 
 def _likeness(e: jex.JaxprEqn, axes: Axes) -> tuple[Any, ...]:
