@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all test-pythons check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles random-programs programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
+.PHONY: help demo test test-all test-pythons lint check docs pages audit exam exam-diagnose exam-cells exam-written mesh families styles random-programs programs watch fuzz calibrate cuts cut-exam cut-diagnose cut-cells cut-written cut-mesh \
 	cut-programs cut-styles cut-calibrate cut-turn oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -12,7 +12,8 @@ help:
 	@echo 'make test      set up and run the tests'
 	@echo 'make test-all  the slow tests too'
 	@echo 'make test-pythons  Python 3.12 and 3.13 and the newest JAX, each in an environment that is thrown away'
-	@echo 'make check     lint, format, types, tests'
+	@echo 'make lint      lint, format, types'
+	@echo 'make check     lint, and the tests'
 	@echo 'make docs      build the documentation, strictly, to build/docs'
 	@echo 'make pages     write the outputs that README.md and docs show, by running their commands'
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
@@ -68,11 +69,12 @@ test-all: .venv/test
 test-pythons: .venv/base
 	$(BIN)/python -m tools.pythons
 
-check: .venv/test
+lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+check: lint test
 
 .venv/docs: .venv/base
 	$(PIP) -e '.[docs]'

@@ -171,6 +171,7 @@ def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
 NUMBERS = {"less": "3e-6", "least": "1e-6", "none": None}
 
 
+@pytest.mark.turn
 @pytest.mark.parametrize("name", few(NUMBERS, "least"))
 def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
     found = audited(tmp_path, f"epsilon.py:{name}", mapped=True)

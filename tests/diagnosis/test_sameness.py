@@ -302,6 +302,7 @@ def test_a_model_is_a_program_that_reads_the_other_ones_tokens(checkpoint):
     assert found.programs[1] == folder.name
 
 
+@pytest.mark.turn
 def test_a_program_that_is_another_formula_than_its_model_is_told_where(checkpoint):
     folder, program = checkpoint
     late = replace(

@@ -29,7 +29,7 @@ from precaudit.schema.selection import Selection
 from tests.helpers.fixture_runs import FAMILIES_ONCE, SMALL, TOKENS, fixture_run
 from tests.helpers.paths import FIXTURES
 from tests.helpers.runs import errors, everything, record
-from tests.helpers.selected import few
+from tests.helpers.selected import few, in_turn
 
 FEW = ("llama-gqa", "gemma2-caps", "qwen3-moe-gqa")
 
@@ -65,7 +65,7 @@ def test_honest_rounding_passes_in_every_family(tmp_path, name):
             assert float(e.unexplained.u) < 1, e
 
 
-@pytest.mark.parametrize("name", FAMILIES_ONCE)
+@pytest.mark.parametrize("name", in_turn(FAMILIES_ONCE, "qwen3-window-yarn", *FEW))
 def test_prefill_decode_and_rescore_agree_everywhere(single, name):
     recorded = Recorded.of(single(name))
     n = len(TOKENS)

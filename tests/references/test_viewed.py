@@ -225,6 +225,7 @@ def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
         assert {f.cause for f in diagnose_program(opened, program).findings} == causes
 
 
+@pytest.mark.turn
 def test_a_formula_stands_before_the_number_that_fits_what_its_constant_leaves(tmp_path):
     """1/√(K+1) in float32 leaves 3e-8; a scale of 0.942809 leaves less, and nobody wrote that."""
     program = replace(prefill_call(subject(scores=longer), {"a": IDS}), policy=None)

@@ -126,6 +126,7 @@ def test_attention_written_otherwise_passes(tmp_path, name, policy):
     assert found.exit_code == 0, failures(found)
 
 
+@pytest.mark.turn
 @pytest.mark.parametrize("factor", few([0.99, 1.02], 1.02))
 def test_a_scaled_one_of_them_fails(tmp_path, factor):
     form = unnormalised(False)

@@ -110,6 +110,7 @@ def test_what_is_open_of_a_small_program_is_tried_in_all_layers_and_what_closes_
     assert [name for name, _ in tried] == ["all_inputs", "other_ways", "some_inputs", "differences", "redrawn"]
 
 
+@pytest.mark.turn
 def test_one_layer_is_tried_first_and_what_closes_it_of_the_others(searched):
     _, tried = searched(False)
     left = [("both", "half", "inside", "wrong"), ("half", "inside", "wrong"), ("half", "wrong")]
