@@ -40,9 +40,8 @@ LEFT_OUT = {
         "{run} keeps no tensors",
         (*FILTERS, "formula", "model", "policy", *OF_PROGRAM, "family", "partial", "rerun", *WHO, "accum"),
     ),
-    "dump": ("{run} was imported, and is compared whole with another run", FILTERS),
     "recorded": ("{run} was not imported, and says its policy itself", ("policy",)),
-    "program": ("{run} is of a program", ("formula", "partial")),
+    "program": ("{run} is of a program", ("formula",)),
     "rerun": ("--rerun runs the command of {run} again", (*OF_PROGRAM, *WHO)),
     "textbook": ("--model says what it is compared with", ("config", "reference")),
     "decoder": ("{run} is no run of a program", (*OF_PROGRAM, "family", "rerun")),
@@ -162,7 +161,7 @@ def command(
         return compare_sketched(run, against, to)
     kind = kind_of(run)
     if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
-        check("pair", *(["dump"] if kind is Imported else []))
+        check("pair")
         return _between(run, against, shown)
     if kind is Opened:
         rerun, names = given["rerun"], given["names"]
@@ -250,14 +249,13 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
 def _between(run: Path, against: Path, shown: Shown) -> None:
     """Compare a run with another, of which one is a program's or imported; with filters, some of it."""
     from precaudit.judging.looks import look_by
-    from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.opening import open_any
     from precaudit.references.comparison.between import compare_runs
     from precaudit.reports.comparison import between_report
 
     with progress_bar() as advance, other_processes(shown.options) as by:
         opened = open_any(run, held=False)
-        look = None if isinstance(opened, Imported) else look_by(opened, shown.filters)
+        look = look_by(opened, shown.filters)
         found = compare_runs(run, against, advance, held=False, by=by)
     found = found if look is None else replace(found, errors=look.of(found.errors))
     report = between_report(found, _apart(found.errors, run, against), shown.every or shown.verbose)
@@ -307,21 +305,23 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
 
 def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], shown: Shown) -> None:
-    """Compare a run of a program with its own segments; with filters, show some of it, compared whole before or now."""
+    """Compare a run of a program with its own segments; with filters, some of it, where that was not done before."""
     from precaudit.judging.gate import gate, judge_look
     from precaudit.judging.looks import look_by
-    from precaudit.judging.programs import program_errors, was_compared
+    from precaudit.judging.programs import was_compared
     from precaudit.recording.programs.loading import program_of
+    from precaudit.recording.runs.compared_programs import program_errors
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.alignment.textbook import model_names
     from precaudit.references.comparison.programs import compare_program
     from precaudit.references.names_map import Names
+    from precaudit.references.textbook.pieces import Execution
     from precaudit.reports.headline import headline
     from precaudit.reports.pages import as_markdown
     from precaudit.reports.program import program_report
     from precaudit.writing import write_whole
 
-    opened = open_program_run(run)
+    opened = open_program_run(run, partial=shown.options.partial)
     look, code, peaks = look_by(opened, shown.filters), program is not None, dict[str, int]()
     if isinstance(reference, tuple):
         loaded = program_of(opened, program)
@@ -330,19 +330,20 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
         program = program if computes_apart(shown.options) else loaded
     names = reference.record() if isinstance(reference, Names) else None
     own = reference is not None and names is None  # a function, of which nothing tells that it is the same
-    there = look is not None or opened.record.watched is not None  # whose program is gone
-    if there and not code and not own and was_compared(opened, names, accum):
+    there, holds = opened.record.watched is not None, None if look is None else look.holds  # whose program is gone
+    if (there or look) and not code and not own and was_compared(opened, names, accum, holds):
         errors = program_errors(opened)
     else:
         with progress_bar() as advance, other_processes(shown.options) as by:
-            errors, peaks = compare_program(opened, program, reference, advance, accum, by), by.peaks
-        said = gate(run)
-        page = program_report(opened, errors, headline(said, str(run)), verdicts=said.verdicts)
-        write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
+            execution = Execution(by, advance)
+            errors, peaks = compare_program(opened, program, reference, execution, accum, holds), by.peaks
     whole, errors = errors, errors if look is None else look.of(errors)
     said = gate(run) if look is None else judge_look(opened, whole, look)
     verdict = headline(said, str(run), "" if look is None else " in what was selected")
-    where = f"Records: {run}/errors.jsonl; report: {run}/report.md"
+    if look is None:
+        page = program_report(opened, errors, verdict, verdicts=said.verdicts)
+        write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
+    where = f"Records: {run}/errors.jsonl" + (f"; report: {run}/report.md" if look is None else "")
     every = shown.every or shown.verbose
     report = program_report(opened, errors, verdict, every, said.verdicts)
     return deliver(replace(report, ending=(*memory_lines(peaks, shown.options.memory), where)), shown.to)

@@ -130,12 +130,12 @@ def _program(run: Path, filters: "Filters", to: Delivery, given: dict[str, Any])
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose_program
     from precaudit.judging.looks import look_by
-    from precaudit.judging.programs import program_errors
+    from precaudit.recording.runs.compared_programs import program_errors
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports.program_diagnosis import program_diagnosis_report
 
     with progress_bar() as advance:
-        opened = open_program_run(run)
+        opened = open_program_run(run, partial=given["partial"])
         look = look_by(opened, filters)
         objective = None if look else given["objective"]
         found = diagnose_program(opened, given["program"], advance, objective, look, given["model"])

@@ -25,15 +25,7 @@ from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.judging.looks import Look
 from precaudit.judging.pooled import METRICS, pooled_verdicts
-from precaudit.judging.programs import (
-    marks_of,
-    pairs_of,
-    program_errors,
-    suspect,
-    unpaired_views,
-    was_compared,
-    with_indices,
-)
+from precaudit.judging.programs import absent_cases, suspect, unpaired_views, was_compared, with_indices
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.numbers.arrays import Array
@@ -41,6 +33,7 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.loading import program_of
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
+from precaudit.recording.runs.compared_programs import marks_of, pairs_of, program_errors
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.alignment.textbook import beside_model
 from precaudit.references.comparison.program_pieces import traced_entries
@@ -50,6 +43,7 @@ from precaudit.references.formula import Shown, read_shown, with_slots
 from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.declared import place_names
 from precaudit.references.names_map import Names
+from precaudit.references.textbook.pieces import Execution
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.schema.brief import Brief
 from precaudit.schema.digits import digits
@@ -113,9 +107,9 @@ def diagnose_program(
         logits = next((p for p in outputs if p.name == OUTPUT_LOGITS), None)
         check_objective(objective, logits.shape[-1] if logits is not None and logits.shape else 0)
     program, names = beside_model(opened, program, None, model, tell)
-    there = (opened.folder / "compared.json").is_file()
-    if not (there if names is None else was_compared(opened, names.record())):
-        compare_program(opened, program, names, tell)
+    asked, holds = None if names is None else names.record(), None if look is None else look.holds
+    if not was_compared(opened, asked, holds=holds):
+        compare_program(opened, program, names, Execution(tell=tell), holds=holds)
     errors = program_errors(opened)
     judged = never_run(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
@@ -153,9 +147,14 @@ def diagnose_program(
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
     unknown += unpaired_views(opened) if look is None else ()
-    told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
+    unknown += [v for v in absent_cases(opened) if look is None or look.holds(v)]
+    told = (f"{len(unknown)} records are unknown, first {_where(unknown[0])}: {unknown[0].text}",) if unknown else ()
     effect = Effects() if objective is None else _effects(opened, program, objective, tell)
     return Diagnosed(tuple(findings), told, passed, effect, tuple(noted))
+
+
+def _where(v: Verdict) -> str:
+    return v.point or f"case {v.prompt}"
 
 
 class Part(NamedTuple):

@@ -24,7 +24,8 @@ from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
 from precaudit.mirrors import takes_urls
 from precaudit.recording.opening import AnyRun
-from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.compared_programs import ProgramErrors, filed_errors, pairs_of
+from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.unique import UniqueHashes, require_unique
 from precaudit.recording.runs.written import Comparison
 from precaudit.schema.filed import Filed, of_kinds, without_collector
@@ -138,11 +139,11 @@ def _gate_program(opened: Opened, rules: Rules, budgets: Path | None, across_dev
     if rules.baseline is not None:
         rules.stale = tuple(stale(rules.baseline.record, of, across_devices))
     where = str(opened.folder / "errors.jsonl")
-    errors = programs.filed_errors(opened)
+    errors = filed_errors(opened)
     verdicts = rules.of(errors, where)
     verdicts.extend(rules.pooled_verdicts())
     placed = programs.with_indices(programs.suspect(verdicts, errors), opened)
-    seen_twice = _of_pairs(rules, programs.pairs_of(opened))
+    seen_twice = _of_pairs(rules, pairs_of(opened))
     more_of_run = [
         *seen_twice,
         *programs.unpaired_views(opened),

@@ -2,13 +2,18 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
 
 from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
+from precaudit.recording.dumps.runs import Imported
+from precaudit.recording.opening import AnyRun
 from precaudit.recording.runs.positioned import Calls, calls_at
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
+from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Filters, Texts, check_names, filter_text, parse_layers
 
@@ -26,8 +31,8 @@ class Look:
     cases: Collection[str] | None = None
     calls: Calls | None = None
 
-    def holds(self, x: ErrorRecord | Verdict) -> bool:
-        """Whether a record or a verdict is looked at; one of no point or of no case is."""
+    def holds(self, x: ErrorRecord | Verdict | Place) -> bool:
+        """Whether a record, a verdict or a place is looked at; one of no point or of no case is."""
         name = x.point.partition("#")[0]
         return (
             (self.layers is None or x.layer is None or x.layer in self.layers)
@@ -66,14 +71,29 @@ class Nameable:
     words: tuple[str, str]
 
 
-def nameable_in(run: Opened | Run) -> Nameable:
-    """Return what filters may name in a run, of a program or of a model."""
-    if isinstance(run, Run):
-        asked = run.record.requested
-        phases = {phase: phase for phase in asked.phases}
-        return Nameable(
-            int(run.record.model.config["layers"]), tuple(POINTS), phases, asked.prompts, ("phase", "prompt")
-        )
+@singledispatch
+def nameable_in(run: Any) -> Nameable:
+    """Return what filters may name in a run, of a program, of a model, or imported."""
+    raise TypeError(f"{type(run).__name__} is no run")
+
+
+@nameable_in.register
+def _(run: Run) -> Nameable:
+    asked = run.record.requested
+    phases = {phase: phase for phase in asked.phases}
+    return Nameable(int(run.record.model.config["layers"]), tuple(POINTS), phases, asked.prompts, ("phase", "prompt"))
+
+
+@nameable_in.register
+def _(run: Imported) -> Nameable:
+    its = run.record.tensors
+    layers = max((t.layer + 1 for t in its if t.layer is not None), default=0)
+    points, phases, prompts = (list(dict.fromkeys(getattr(t, n) for t in its)) for n in ("point", "phase", "prompt"))
+    return Nameable(layers, points, {phase: phase for phase in phases}, prompts, ("phase", "prompt"))
+
+
+@nameable_in.register
+def _(run: Opened) -> Nameable:
     names = {p.name for one in run.entries for p in (*one.record.judged_points, *one.record.outputs)}
     names |= {name.partition("#")[0] for name in names}
     entries = {one.record.entry: one.record.phase for one in run.entries}
@@ -81,7 +101,7 @@ def nameable_in(run: Opened | Run) -> Nameable:
 
 
 def look_at(
-    opened: Opened | Run,
+    opened: AnyRun,
     layers: Texts | None = None,
     points: Texts | None = None,
     phases: Texts | None = None,
@@ -107,7 +127,7 @@ def look_at(
     return Look(wanted, None if of is None or "all" in of else of, within, cases, calls)
 
 
-def look_by(opened: Opened | Run, filters: Filters) -> Look | None:
+def look_by(opened: AnyRun, filters: Filters) -> Look | None:
     """Return a look at a run by filters of the command line, as ``look_at`` does."""
     return look_at(opened, filters.layers, filters.points, filters.phases, filters.prompt, filters.positions)
 

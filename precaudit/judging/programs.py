@@ -7,77 +7,47 @@ from pathlib import Path
 
 import msgspec
 
-from precaudit.errors import UserError
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.units import unit_notes
 from precaudit.judging.verdicts import Verdict, other_products
-from precaudit.recording.runs.compared_programs import Compared
-from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import CARRIED, PAIRS, Opened, file_of, judged_places
+from precaudit.recording.runs.compared_programs import filed_errors, is_compared, marks_of, pairs_of
+from precaudit.recording.runs.programs import Opened, compared_places, file_of, recomputed_places
 from precaudit.schema import predictions
 from precaudit.schema.digits import digits
-from precaudit.schema.filed import Filed, of_kinds
+from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import ORDER, Place
-from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import (
-    ERROR_KINDS,
     ErrorRecord,
     FormulaError,
     ForwardError,
     LocalError,
     PolicyError,
 )
-from precaudit.schema.records.lines import read_lines
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
 Key = tuple[str, Place]  # kind, and where
 
 
-def marks_of(opened: Opened) -> Compared:
-    """Return what compare says of its records; raises UserError where the run was not compared."""
-    marks = opened.folder / "compared.json"
-    if not (opened.folder / "errors.jsonl").is_file() or not marks.is_file():
-        raise UserError(f"{opened.folder} was not compared yet: precaudit compare {opened.folder}")
-    try:
-        return msgspec.json.decode(marks.read_bytes(), type=Compared)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{marks}: {error}") from None
-
-
-def was_compared(opened: Opened, names: Mapping[str, str] | None, accum: Sequence[str] = ()) -> bool:
-    """Whether a run was compared, with sums in all of these formats (``accum``).
+def was_compared(
+    opened: Opened,
+    names: Mapping[str, str] | None,
+    accum: Sequence[str] = (),
+    holds: Callable[[Verdict], bool] | None = None,
+) -> bool:
+    """Whether a run was compared, in all places that are looked at, with sums in all of these formats (``accum``).
 
     Beside the textbook of these files where there are any (``names``, as ``Names`` has it).
     """
-    if not (opened.folder / "compared.json").is_file() or not (opened.folder / "errors.jsonl").is_file():
+    if not is_compared(opened):
         return False
     marks = marks_of(opened)
-    return {*accum} <= {*marks.accum} and (names is None or marks.names == names)
-
-
-def program_errors(opened: Opened) -> list[ErrorRecord]:
-    """Return the error records of a compared run; raises UserError where there are none, or of another run."""
-    return list(filed_errors(opened))
-
-
-def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
-    """Return the same, which stay in their file; raises UserError as ``program_errors``."""
-    path, found = opened.folder / "errors.jsonl", marks_of(opened)
-    if found.run != file_hash(opened.folder / "program.json") or found.errors != file_hash(path):
-        raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
-    return Filed(path, ERROR_KINDS)
-
-
-def pairs_of(opened: Opened) -> list[PrefillDecodeRecord]:
-    """Return the records of positions that entry points see twice; raises UserError where they are of another run."""
-    path, found = opened.folder / PAIRS, marks_of(opened)
-    if not found.pairs:
-        return []
-    if not path.is_file() or found.pairs != file_hash(path):
-        raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
-    return read_lines(path, PrefillDecodeRecord)
+    if not ({*accum} <= {*marks.accum} and (names is None or marks.names == names)):
+        return False
+    seen = {(e.kind, *Place.of(e)) for e in filed_errors(opened)}
+    lacks = (v for v in missing_program_records(opened, seen) if v.prompt not in opened.absent)
+    return not any(holds is None or holds(v) for v in lacks)
 
 
 def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Verdict]:
@@ -241,13 +211,18 @@ def unpaired_views(opened: Opened) -> Iterator[Verdict]:
         yield Verdict(status="unknown", kind="coverage", prompt=x.case, phase=x.phase, point=LOGITS, text=x.why)
 
 
+def absent_cases(opened: Opened) -> Iterator[Verdict]:
+    """Yield a missing verdict for every case that was not recorded, since the run was cut off."""
+    for case in opened.absent:
+        yield Verdict(status="missing", kind="coverage", prompt=case, text="the run was cut off before it was recorded")
+
+
 def missing_program_records(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
-    """Yield a missing verdict for every point, step, case and call without an error record."""
+    """Yield a missing verdict for every point, step, case and call without an error record, and for absent cases."""
+    yield from absent_cases(opened)
     for one in opened.entries:
-        every = list(judged_places(one.record))
-        judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
-        wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
-        wanted += [("forward", p, None) for p in one.record.outputs]
+        wanted = [("local", *place) for place in recomputed_places(one.record)]
+        wanted += [("forward", *place) for place in compared_places(one.record)]
         for case, call in product(one.record.cases, range(one.record.calls)):
             for kind, p, layer in wanted:
                 if (kind, case, one.record.phase, call, layer, p.name) not in seen:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.judging.baselines import BaselineRecord, provenance
-from precaudit.judging.programs import filed_errors, program_provenance
+from precaudit.judging.programs import program_provenance
 from precaudit.recording.opening import AnyRun, open_any
+from precaudit.recording.runs.compared_programs import filed_errors
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison, recall

@@ -24,7 +24,7 @@ def open_any(run: AnyRun | Path | str, partial: bool = False, held: bool = True)
     kind = kind_of(run)
     if kind is Imported:
         return open_imported(run)
-    return open_program_run(run) if kind is Opened else open_run(run, partial, held)
+    return open_program_run(run, partial=partial) if kind is Opened else open_run(run, partial, held)
 
 
 @takes_urls

@@ -14,7 +14,8 @@ from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.bits import Repeat
-from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.compared_programs import ProgramErrors
+from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports.escaping import terminal_line

@@ -50,7 +50,7 @@ def difference_verdict(
     if not apart and lacking:
         return Headline("?", f"{known:,} tensors are equal, and {lacking:,} could not be compared.")
     if not apart:
-        return Headline("✓", f"all {known:,} tensors that both runs have are equal.")
+        return Headline("✓", f"all {known:,} tensors that were compared are equal.")
     told = f"{apart:,} of {known:,} tensors differ"
     if mine is None or other is None:
         return Headline("?", f"{told}; whether beyond rounding is known once both are compared with FP64.", unjudged)

@@ -9,8 +9,8 @@ from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Sh
 from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.looks import Look, look_by
-from precaudit.judging.programs import filed_errors
 from precaudit.judging.recalled import recall_any
+from precaudit.recording.runs.compared_programs import filed_errors
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun
 from precaudit.recording.runs.unique import UniqueHashes

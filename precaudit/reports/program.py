@@ -8,10 +8,10 @@ from itertools import pairwise
 from math import inf, isfinite
 from statistics import median
 
-from precaudit.judging.programs import pairs_of
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Verdict
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.compared_programs import pairs_of
 from precaudit.recording.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.reports import fitting
 from precaudit.reports.diagnosis import JUMP

@@ -12,9 +12,9 @@ from precaudit.caching import cache_folder
 from precaudit.errors import CannotJudge, PrecauditError, UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.programs import program_errors
 from precaudit.mirrors import path_of
 from precaudit.progress import Advance, Progress, silent
+from precaudit.recording.runs.compared_programs import program_errors
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.selection import Selection
 from precaudit.schema.toml import of_table, read_toml

@@ -8,7 +8,8 @@ from precaudit.errors import UserError
 from precaudit.numbers.bytes_text import bytes_of
 from precaudit.numbers.executors import Executor, executor
 from precaudit.recording.programs.program import Program
-from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.compared_programs import ProgramErrors
+from precaudit.recording.runs.programs import Opened
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
@@ -70,8 +71,9 @@ def compare_own(opened: Opened, against: Any, keywords: Keywords) -> ProgramErro
     from precaudit.references.alignment.textbook import beside_model
     from precaudit.references.comparison.compare import DEFAULT_ACCUM
     from precaudit.references.comparison.programs import compare_program
+    from precaudit.references.textbook.pieces import Execution
 
-    names = ("program", "reference", "model", "accum", *FILTERS, *WHO, "progress")
+    names = ("program", "reference", "model", "accum", "partial", *FILTERS, *WHO, "progress")
     check_keywords("compare of a Program's run", keywords, names)
     program, accum = keywords.get("program"), keywords.get("accum")
     if against is not None and program is not None:
@@ -81,7 +83,9 @@ def compare_own(opened: Opened, against: Any, keywords: Keywords) -> ProgramErro
         look = look_at(opened, **take_keywords(keywords, FILTERS))
         reference, model = keywords.get("reference"), keywords.get("model")
         its, reference = beside_model(opened, named, reference, model, telling.advance)
-        found = compare_program(opened, its if by.here else named, reference, telling.advance, accums, by)
+        program, execution = its if by.here else named, Execution(by, telling.advance)
+        holds = None if look is None else look.holds
+        found = compare_program(opened, program, reference, execution, accums, holds)
         return found if look is None else ProgramErrors(look.of(found), opened)
 
 
@@ -90,7 +94,7 @@ def diagnose_own(opened: Opened, keywords: Keywords) -> Any:
     from precaudit.diagnosis.programs import diagnose_program
     from precaudit.judging.looks import look_at
 
-    names = ("select", "program", "objective", "model", *FILTERS, "progress")
+    names = ("select", "program", "objective", "model", "partial", *FILTERS, "progress")
     check_keywords("diagnose of a Program's run", keywords, names)
     select, program = keywords.get("select"), keywords.get("program")
     if select is not None and program is not None:
@@ -106,12 +110,10 @@ def compare_pair(opened: Any, other: Any, keywords: Keywords) -> Any:
     from dataclasses import replace
 
     from precaudit.judging.looks import look_at
-    from precaudit.recording.dumps.runs import Imported
     from precaudit.references.comparison.between import compare_runs
 
-    filters = () if isinstance(opened, Imported) else FILTERS
-    check_keywords("compare of these two runs", keywords, (*filters, *WHO, "progress"))
-    look = look_at(opened, **take_keywords(keywords, FILTERS)) if filters else None
+    check_keywords("compare of these two runs", keywords, (*FILTERS, *WHO, "progress"))
+    look = look_at(opened, **take_keywords(keywords, FILTERS))
     with progress_of(keywords.get("progress")) as telling, _executor(keywords) as by:
         found = compare_runs(opened.folder, other.folder, telling.advance, by=by)
     return found if look is None else replace(found, errors=look.of(found.errors))

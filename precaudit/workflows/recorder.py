@@ -120,7 +120,7 @@ class Recorder:
     def _diagnosis(self, x: Recorded) -> tuple[str, ...]:
         """Return what is to be said of a run that fails, while its program is here."""
         from precaudit.judging.gate import gate
-        from precaudit.judging.programs import program_errors
+        from precaudit.recording.runs.compared_programs import program_errors
         from precaudit.reports.program_diagnosis import program_diagnosis_report
         from precaudit.workflows.verbs import diagnose
 

@@ -77,6 +77,7 @@ class LookingAtProgram(FilterTexts, total=False):
     program: "Program | str | None"
     model: str | None
     accum: Texts | None
+    partial: bool | None
     progress: Telling
 
 

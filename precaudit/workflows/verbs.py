@@ -11,7 +11,8 @@ from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
-from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.recording.runs.compared_programs import ProgramErrors
+from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
 from precaudit.workflows.dumped_model import opened_dump

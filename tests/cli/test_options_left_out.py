@@ -31,7 +31,7 @@ def test_the_table_is_of_options_of_the_command():
         ("program model --formula", "program and model are compared whole; leave out --formula"),
         ("dump model --model x --family y", "dump and model are compared whole; leave out --model, --family"),
         ("model --policy bf16", "model was not imported, and says its policy itself; leave out --policy"),
-        ("program --partial --formula", "program is of a program; leave out --formula, --partial"),
+        ("program --formula", "program is of a program; leave out --formula"),
         ("program --rerun --map x", "--rerun runs the command of program again; leave out --map"),
         ("program --model x --config y", "--model says what it is compared with; leave out --config"),
         ("model --family x --rerun", "model is no run of a program; leave out --family, --rerun"),

@@ -31,7 +31,8 @@ from precaudit.judging.programs import notes
 from precaudit.models.numpy_decoder import passes
 from precaudit.models.numpy_decoder.accumulation import rounding_products
 from precaudit.recording.programs.preparing import code_hash, prepare_program
-from precaudit.recording.runs.programs import file_name, open_program_run, write_tensors
+from precaudit.recording.runs.arrays import write_tensors
+from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.references.traced.forward import Chains
 from precaudit.references.traced.units import Units
 from tests.helpers.gpu_programs import PROGRAMS

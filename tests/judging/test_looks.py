@@ -11,8 +11,8 @@ from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.judging.gate import judge_look
 from precaudit.judging.looks import Look, look_at
-from precaudit.judging.programs import program_errors
 from precaudit.recording.programs.loading import load_program
+from precaudit.recording.runs.compared_programs import program_errors
 from tests.helpers.paths import EXAMPLES
 
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"

@@ -112,6 +112,25 @@ def test_what_differs_is_placed(ours, mapped, tmp_path):
     assert precaudit.compare(found, ours.folder).errors[0].kind == "pair"
 
 
+def test_filters_of_a_dump_are_those_of_any_run(ours, mapped, tmp_path, capsys):
+    dump = import_dump(dumped(tmp_path / "dump", ours), tmp_path / "theirs", mapped)
+    found = precaudit.compare(dump, ours.folder, layers="1:3", points="q,k")
+    assert {(e.layer, e.point) for e in found.errors} == {(i, p) for i in (1, 2) for p in "qk"}
+    assert {e.layer for e in precaudit.compare(dump, ours.folder, positions="last:1").errors} == {0, 1, 2, 3, 4, None}
+    for filters, says in (
+        ({"points": "quark"}, "the run holds no point 'quark'"),
+        ({"layers": "9"}, "layer 9 is out of range"),
+        ({"phases": "decode"}, "the run holds no phase 'decode'"),
+        ({"prompt": "p7"}, "the run holds no prompt 'p7'"),
+        ({"positions": "999"}, "999"),
+    ):
+        with pytest.raises(UserError, match=says):
+            precaudit.compare(dump, ours.folder, **filters)
+    capsys.readouterr()
+    assert command(["compare", str(dump.folder), str(ours.folder), "--layers", "2", "--points", "q", "--json"]) == 0
+    assert [(e["layer"], e["point"]) for e in map(json.loads, capsys.readouterr().out.splitlines())] == [(2, "q")]
+
+
 def test_what_is_not_finite_is_shown_and_never_equal(ours, mapped, tmp_path, capsys):
     """It is in no size: without a column of its own a row of NaN would read as one of zeros."""
 
@@ -311,7 +330,6 @@ def test_an_imported_run_is_whole_checked_and_taken_by_compare_alone(ours, mappe
     assert "holds an imported run already" in capsys.readouterr().err
     assert command([*again, "--force"]) == 0
     assert not list(tmp_path.glob(".*"))
-    assert command(["compare", str(found.folder), str(ours.folder), "--layers", "0"]) == 2
     file = found.folder / "tensors" / "0.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

@@ -77,6 +77,35 @@ def test_what_asks_for_another_run_is_refused(other, how, says, cut):
     assert cut_off(cut) == (1, 3)
 
 
+def test_what_is_whole_of_it_is_opened_and_the_rest_is_missing(cut, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="cut off before it finished; open what is there with --partial, or trace it"):
+        precaudit.compare(cut, program())
+    found = precaudit.compare(cut, program(), partial=True)
+    assert {e.prompt for e in found} == {"a"}
+    judged = precaudit.gate(cut)
+    assert {(v.prompt, v.status, v.text) for v in judged.verdicts if v.status != "pass"} == {
+        (case, "missing", "the run was cut off before it was recorded") for case in "bc"
+    }
+    assert judged.exit_code == 3
+    assert precaudit.gate(cut, prompt="a").exit_code == 0
+    assert precaudit.diagnose(cut, program(), partial=True).exit_code == 3
+    opened = trace_program(program(), cut, options=ProgramTraceOptions(resume=True))
+    with pytest.raises(UserError, match="is not what compare wrote of this run"):
+        precaudit.gate(opened)
+
+
+def test_without_a_whole_case_there_is_nothing_to_open(tmp_path):
+    def stop(_done, _total, what):
+        if what.startswith("a, decode"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace_program(program(), tmp_path / "run", tell=stop)
+    with pytest.raises(UserError, match="cut off before it finished; trace it with --resume"):
+        open_program_run(tmp_path / "run", partial=True)
+
+
 def test_where_no_run_is_there_is_none_to_go_on_with(tmp_path):
     with pytest.raises(UserError, match="no run here to go on with"):
         precaudit.trace(program(), tmp_path / "run", resume=True)

@@ -135,7 +135,9 @@ def test_a_machine_without_rights_leaves_a_run_that_goes_on(bucket, tmp_path, ca
     refused(f"{url}/tensors/process_1")
     assert run(["compare", url]) == 2
     lost = "shards of process 1 (devices 2 to 3) are missing of a"
-    assert capsys.readouterr().err.endswith(f"{url}: this run was cut off before it finished ({lost}); trace again\n")
+    assert capsys.readouterr().err.endswith(
+        f"{url}: this run was cut off before it finished ({lost}); trace it with --resume\n"
+    )
     faults.closed = ""
     assert ends(on_machines(tmp_path, *program, "--resume")) == [(0, []), (0, [])]
     on_one(PROGRAM, "-o", tmp_path / "one")

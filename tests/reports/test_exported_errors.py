@@ -56,7 +56,7 @@ def export(*arguments):
 
 def errors_of(folder):
     if (folder / "program.json").is_file():
-        from precaudit.judging.programs import program_errors as read
+        from precaudit.recording.runs.compared_programs import program_errors as read
         from precaudit.recording.runs.programs import open_program_run
 
         return read(open_program_run(folder))

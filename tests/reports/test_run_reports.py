@@ -304,7 +304,7 @@ def test_a_file_of_records_has_no_command_that_needs_a_run(runs):
 
 def test_a_run_is_itself(runs):
     first, rest = told(runs, "honest", "honest")
-    assert re.fullmatch(r"all [\d,]+ tensors that both runs have are equal\.", first.sentence)
+    assert re.fullmatch(r"all [\d,]+ tensors that were compared are equal\.", first.sentence)
     assert re.match(r"Top-1 tokens differ at 0 of \d+ positions; KL from the reference run is 0 at most", rest[0])
 
 

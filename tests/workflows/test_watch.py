@@ -15,7 +15,7 @@ import precaudit
 import precaudit.workflows.audit
 from precaudit.cli import run as command
 from precaudit.errors import CannotJudge, UserError
-from precaudit.judging.programs import program_errors
+from precaudit.recording.runs.compared_programs import program_errors
 from precaudit.recording.runs.programs import open_program_run
 from precaudit.recording.watching.calls import Jitted, Picked, Watch
 from precaudit.workflows.watch import call_numbers, rerun, script_command, watch

@@ -20,7 +20,8 @@ from precaudit.recording.programs.loading import load_program, program_of
 from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
-from precaudit.recording.runs.programs import Opened, open_program_run, write_tensors
+from precaudit.recording.runs.arrays import write_tensors
+from precaudit.recording.runs.programs import Opened, open_program_run
 from precaudit.references.comparison.program_pieces import traced_entries
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, recorded_calls
 from precaudit.references.traced.units import flushes_of, units_of

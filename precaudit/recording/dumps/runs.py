@@ -8,7 +8,9 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import known_hash
+from precaudit.recording.runs.positioned import Calls, calls_at, calls_of_tokens
 from precaudit.schema.brief import Brief
+from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Index, Number, Record
 from precaudit.schema.records.lines import read_record
@@ -76,6 +78,12 @@ class Imported(Brief):
         """Return its tensors by place."""
         return {Place.of(t): t for t in self.record.tensors}
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How many tokens each prompt has, by what prefill recorded of each: of the prompts where it did."""
+        rows = (t for t in self.record.tensors if t.phase == "prefill" and t.shape and is_rowwise(t.point))
+        return {t.prompt: t.shape[0] for t in rows}
+
     def tensor(self, t: DumpTensor) -> "Array":
         """Return a tensor; raises UserError where its file is gone or was altered."""
         from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
@@ -94,6 +102,11 @@ class Imported(Brief):
         return x
 
 
+def is_rowwise(point: str) -> bool:
+    """Whether a point's first axis counts tokens."""
+    return point in POINTS and POINTS[point].axes.startswith("T")
+
+
 def is_imported(folder: Path | str) -> bool:
     """Whether a folder is an imported run."""
     return (Path(folder) / MANIFEST).is_file()
@@ -107,3 +120,13 @@ def open_imported(folder: Path | str) -> Imported:
     if bad := next((n for n in names if Path(n).is_absolute() or ".." in Path(n).parts), None):
         raise UserError(f"{path}: {bad!r} lies outside the run; it was altered")
     return Imported(Path(folder), record)
+
+
+@calls_at.register
+def _(run: Imported, positions: str) -> Calls:
+    """How long a prompt is, the rows of its prefill say."""
+    lengths, steps = run.lengths, dict[str, int]()
+    for t in run.record.tensors:
+        steps[t.prompt] = max(t.step, steps.get(t.prompt, 0))
+    known = {(t.prompt, t.phase, t.step) for t in run.record.tensors if t.prompt in lengths}
+    return calls_of_tokens([(*at, lengths[at[0]], steps[at[0]]) for at in known], positions)

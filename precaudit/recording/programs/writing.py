@@ -12,10 +12,10 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.mirrors import commit
-from precaudit.recording.runs.arrays import TENSORS, arrays_hash, read_arrays
+from precaudit.recording.runs.arrays import TENSORS, arrays_hash, read_arrays, write_tensors
 from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
-from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest, write_tensors
+from precaudit.recording.runs.programs import MANIFEST, ProgramRun, file_name, write_manifest
 from precaudit.recording.runs.shards import Shards, check_shared
 from precaudit.recording.tracing.parts import Spread
 

@@ -14,7 +14,8 @@ import xxhash
 
 from precaudit.errors import UserError
 from precaudit.mirrors import bring_below
-from precaudit.recording.runs.hashes import tensor_hash
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.writing import temporary
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
@@ -199,3 +200,22 @@ def arrays_hash(tensors: "dict[str, Array]") -> str:
     """Return the hash of arrays under names, whatever parts they were written in."""
     lines = (f"{k} {x.dtype.name} {x.shape} {tensor_hash(x)}\n" for k, x in sorted(tensors.items()))
     return f"xxh3:{xxhash.xxh3_128_hexdigest(''.join(lines).encode())}"
+
+
+def write_tensors(folder: Path, name: str, tensors: dict[str, Any]) -> tuple[str, int]:
+    """Write a file of tensors whole or not at all; return its hash and bytes."""
+    from safetensors.numpy import save_file
+
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(path)
+    try:
+        save_file(tensors, part)
+        part.replace(path)
+    except Exception as error:
+        if "No space left" in str(error):
+            raise OSError(28, "No space left on device", str(path)) from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return file_hash(path), path.stat().st_size

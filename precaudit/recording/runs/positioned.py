@@ -1,5 +1,6 @@
 """Which calls of a run hold some positions: of a model by the tokens' places, of a program by the calls' numbers."""
 
+from collections.abc import Iterable
 from functools import singledispatch
 from typing import Any
 
@@ -19,15 +20,22 @@ def calls_at(run: Any, _positions: str) -> Calls:
 
 @calls_at.register
 def _(run: Run, positions: str) -> Calls:
-    """Prefill holds the prompt, decode step s the position n - 1 + s, and rescore those of every decode step."""
     steps = run.record.requested.decode_steps
+    each = [("prefill", 0), ("rescore", 0), *(("decode", step) for step in range(steps + 1))]
+    lengths = {prompt: len(its.tokens) for prompt, its in run.prompts.items()}
+    return calls_of_tokens([(p, *call, n, steps) for p, n in lengths.items() for call in each], positions)
+
+
+def calls_of_tokens(calls: Iterable[tuple[str, str, int, int, int]], positions: str) -> Calls:
+    """Return which calls (prompt, phase, step, length of the prompt, decode steps) hold one of the positions.
+
+    Prefill holds the prompt, decode step s the position n - 1 + s, and rescore those of every decode step.
+    """
     found = set()
-    for prompt, its in run.prompts.items():
-        n = len(its.tokens)
-        chosen = set(parse_positions(positions, n + steps))
-        found |= {(prompt, "decode", s) for s in range(steps + 1) if n - 1 + s in chosen}
-        found |= {(prompt, "prefill", 0)} if chosen & set(range(n)) else set()
-        found |= {(prompt, "rescore", 0)} if chosen & set(range(n - 1, n + steps)) else set()
+    for prompt, phase, step, n, steps in calls:
+        rows = {"prefill": range(n), "decode": range(n - 1 + step, n + step), "rescore": range(n - 1, n + steps)}
+        if {*parse_positions(positions, n + steps)} & {*rows.get(phase, ())}:
+            found.add((prompt, phase, step))
     return _some(found, positions)
 
 

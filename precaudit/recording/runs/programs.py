@@ -1,31 +1,29 @@
 """Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import is_file, stored_arrays
 from precaudit.recording.runs.folders import NO_TENSORS
-from precaudit.recording.runs.hashes import file_hash, known_hash
+from precaudit.recording.runs.hashes import known_hash
 from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.watching.records import WatchedCommand
 from precaudit.schema.brief import Brief
 from precaudit.schema.emulations import Emulation
-from precaudit.schema.frames import errors_frame
 from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
-from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.devices import SplitSum, Way
-from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_record
 from precaudit.schema.records.runs import PROGRAM_CALL, Prediction, call_of
-from precaudit.writing import temporary, write_whole
+from precaudit.writing import write_whole
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
@@ -182,10 +180,11 @@ def points_text(record: ProgramRun) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Opened(Brief):
-    """A run of a program opened for reading."""
+    """A run of a program opened for reading; ``absent``: its cases that were not recorded, since it was cut off."""
 
     folder: Path
     record: ProgramRun
+    absent: tuple[str, ...] = ()
 
     @property
     def entries(self) -> "tuple[Opened, ...]":
@@ -225,20 +224,6 @@ class Opened(Brief):
         return path
 
 
-class ProgramErrors(Brief, list[ErrorRecord]):
-    """The error records of a program's run: a list that prints as a few lines."""
-
-    def __init__(
-        self, errors: Iterable[ErrorRecord], opened: Opened, prefill_decode: Sequence[PrefillDecodeRecord] = ()
-    ) -> None:
-        super().__init__(errors)
-        self.opened, self.prefill_decode = opened, list(prefill_decode)
-
-    def frame(self) -> Any:
-        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
-        return errors_frame(self)
-
-
 @lru_cache(maxsize=4)
 def _load(path: str, _digest: str) -> "dict[str, Array]":
     from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
@@ -252,6 +237,16 @@ def judged_places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
     for p in run.judged_points:
         for i in range(prod(p.stacked)) if p.stacked else (None,):
             yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
+
+
+def recomputed_places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
+    """Yield the same but for the states of loops, which no operation of their own makes: what has local records."""
+    return ((p, layer) for p, layer in judged_places(run) if p.primitive != CARRIED)
+
+
+def compared_places(run: ProgramRun) -> list[tuple[ProgramPoint, int | None]]:
+    """Return what has forward records: every point that is judged, with each step of its scans, and the outputs."""
+    return [*judged_places(run), *((p, None) for p in run.outputs)]
 
 
 def index_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> int:
@@ -301,13 +296,23 @@ def is_program_run(folder: Path | str) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
-def open_program_run(folder: Path | str, sketched: bool = False) -> Opened:
-    """Open a run of a program, or of sketches; raises UserError for what is none, was cut off, or is newer than us."""
+def open_program_run(folder: Path | str, sketched: bool = False, partial: bool = False) -> Opened:
+    """Open a run of a program, or of sketches; raises UserError for what is none, was cut off, or is newer than us.
+
+    ``partial``: of one that was cut off, open the cases that it holds whole.
+    """
     path = Path(folder) / MANIFEST
     record = read_record(path, ProgramRun, "a program's run")
-    if record.finished is None:
+    noted = {n.case for n in record.neutrality}  # written after the last file of a case
+    there = tuple(takewhile(noted.__contains__, record.cases))
+    if record.finished is None and not (partial and there and not sketched):
         lost = missing_shards(Path(folder), record.processes)
-        raise UserError(f"{folder}: this run was cut off before it finished{f' ({lost})' if lost else ''}; trace again")
+        cut_off = f"this run was cut off before it finished{f' ({lost})' if lost else ''}"
+        open_it = "open what is there with --partial, or " if there and not sketched else ""
+        raise UserError(f"{folder}: {cut_off}; {open_it}trace it with --resume")
+    absent = record.cases[len(there) :] if record.finished is None else ()
+    if absent:  # files are numbered by the place of their case: those that are there come first
+        record = msgspec.structs.replace(record, cases=there)
     if (record.sketch is None) == sketched:
         whole = f"{folder} keeps tensors, and no sketches: trace with --sketch"
         raise UserError(whole if sketched else NO_TENSORS.format(folder=folder))
@@ -322,28 +327,9 @@ def open_program_run(folder: Path | str, sketched: bool = False) -> Opened:
             announced_policy(record.policy)
         except UserError as error:
             raise UserError(f"{path}: policy: {error}; the run was altered") from None
-    return Opened(Path(folder), record)
+    return Opened(Path(folder), record, absent)
 
 
 def write_manifest(folder: Path, record: ProgramRun) -> None:
     """Write program.json."""
     write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
-
-
-def write_tensors(folder: Path, name: str, tensors: dict[str, Any]) -> tuple[str, int]:
-    """Write a file of tensors whole or not at all; return its hash and bytes."""
-    from safetensors.numpy import save_file
-
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = temporary(path)
-    try:
-        save_file(tensors, part)
-        part.replace(path)
-    except Exception as error:
-        if "No space left" in str(error):
-            raise OSError(28, "No space left on device", str(path)) from None
-        raise
-    finally:
-        part.unlink(missing_ok=True)
-    return file_hash(path), path.stat().st_size

@@ -12,7 +12,7 @@ from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.executors import Executor, Threads, in_waves
 from precaudit.progress import Advance, silent
-from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported
+from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported, is_rowwise
 from precaudit.recording.opening import AnyRun, against_folder, open_any
 from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
 from precaudit.recording.runs.reader import Run
@@ -168,11 +168,11 @@ def _(run: Imported) -> CaseSides:
     cases: dict[str, dict[Place, DumpTensor]] = {}
     for place, t in index.items():
         cases.setdefault(place.prompt, {})[place] = t
-    lengths = {p.prompt: t.shape[0] for p, t in index.items() if p.phase == "prefill" and _rowwise(p)}
+    lengths = run.lengths
 
     def rows(place: Place) -> Array | None:
         """Return the positions of rows: all of a prompt's, or the token that a decode step was fed."""
-        if not _rowwise(place):
+        if not is_rowwise(place.point):
             return None
         if place.phase != "decode":
             return np.arange(index[place].shape[0])
@@ -182,10 +182,6 @@ def _(run: Imported) -> CaseSides:
         return Side(run.record.id, run.folder, cases[case], lambda place: run.tensor(index[place]), rows, tokens.get)
 
     return CaseSides(run.folder, tuple(cases), side)
-
-
-def _rowwise(place: Place) -> bool:
-    return place.point in POINTS and POINTS[place.point].axes.startswith("T")
 
 
 @_sides.register

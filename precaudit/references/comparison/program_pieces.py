@@ -25,6 +25,7 @@ from precaudit.recording.runs.compared_programs import Unpaired
 from precaudit.recording.runs.programs import Opened, judged_places, open_program_run
 from precaudit.references.announced import announced_errors
 from precaudit.references.comparison.entry_views import entry_views
+from precaudit.references.comparison.program_records import Lacking, places_of
 from precaudit.references.entry_textbooks import entry_textbooks, goes_on
 from precaudit.references.formula import (
     OwnReference,
@@ -43,7 +44,7 @@ from precaudit.references.traced.reference import Traced
 from precaudit.references.viewed import view_case
 from precaudit.schema.places import Place
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ErrorRecord, FormulaError, ForwardError
+from precaudit.schema.records.errors import ErrorRecord, FormulaError
 
 _loading = Lock()  # a file is imported by one thread of a worker at a time
 
@@ -62,10 +63,9 @@ class ProgramPiece(NamedTuple):
 
 
 class WholeCase(NamedTuple):
-    """What the whole program gives of a case: of each entry point its places' records, and those that follow them."""
+    """What the whole program gives of a case: forward records of its places, and those that follow them."""
 
-    forwards: list[list[list[ForwardError]]]
-    others: list[list[ErrorRecord]]
+    errors: list[ErrorRecord]
     rests: list[Rests]
     pairs: list[PrefillDecodeRecord]
     unpaired: list[Unpaired]
@@ -97,13 +97,6 @@ class EntryBesideShadow:
     book: MappedTextbook | None
     reference: OwnReference | Names | None
 
-    def places(self, case: str, calls: range | None = None) -> list[Place]:
-        """Return the places of some calls of a case, all of them by default."""
-        record = self.traced.opened.record
-        every = [*judged_places(record), *((p, None) for p in record.outputs)]
-        some = range(record.calls) if calls is None else calls
-        return [Place(case, record.phase, call, layer, p.name) for call in some for p, layer in every]
-
     def others(self, case: str) -> tuple[list[ErrorRecord], list[Rests]]:
         """Return the records of a case that follow those of its places, and what those of formulas rest on."""
         opened, traced, book = self.traced.opened, self.traced, self.book
@@ -122,7 +115,7 @@ class ProgramShadows:
     """What pieces share: a program, the entry points of its run, and what its FP64 is compared with.
 
     ``accum``: formats that sums of products are made in; ``name``: by which another process loads the program, None
-    where it is in memory alone.
+    where it is in memory alone. ``some``: the places whose operations are recomputed, None: all.
     """
 
     program: Program
@@ -131,11 +124,12 @@ class ProgramShadows:
     accum: Sequence[str]
     name: str | None = None
     tell: Advance = silent
+    some: frozenset[Place] | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Another process has nothing in memory."""
         folder = self.entries[0].opened.folder.absolute()
-        return NamedShadows, (folder, self.name, self.reference, tuple(self.accum), Computing.here())
+        return NamedShadows, (folder, self.name, self.reference, tuple(self.accum), Computing.here(), self.some)
 
     @cached_property
     def books(self) -> Sequence[MappedTextbook | None]:
@@ -152,7 +146,8 @@ class ProgramShadows:
         for i, one in enumerate(self.entries):
             before = found[-1].traced if i and goes_on(self.program, self.entries[i - 1], one.program) else None
             begins = None if before is None else (before, self.program.then[one.program.entry].begin)
-            traced = Traced(one, self.tell, self.reference is not None and before is None, begins, self.accum)
+            kept = self.reference is not None and before is None
+            traced = Traced(one, self.tell, kept, begins, self.accum, self.some)
             found.append(EntryBesideShadow(traced, self.books[i], self.reference))
         return found
 
@@ -166,6 +161,7 @@ class NamedShadows:
     reference: Names | None
     accum: tuple[str, ...]
     computing: Computing
+    some: frozenset[Place] | None = None
 
     @cached_property
     def loaded(self) -> ProgramShadows:
@@ -175,7 +171,7 @@ class NamedShadows:
         if (here := Computing.here()) != self.computing:
             raise UserError(f"a worker has {here.text}, and {self.computing.text} ask: sums would be split differently")
         entries = traced_entries(open_program_run(self.folder), program)
-        return ProgramShadows(program, entries, self.reference, self.accum, self.name)
+        return ProgramShadows(program, entries, self.reference, self.accum, self.name, some=self.some)
 
 
 def traced_entries(opened: Opened, program: Program) -> list[OfRun]:
@@ -197,35 +193,44 @@ def _alone(of: OfRun) -> OfRun:
     )
 
 
-def divide_program(entries: Sequence[Opened], by: Executor) -> list[ProgramPiece]:
-    """Return the pieces of a run: of each case one of the whole program, and segments of every entry point's calls."""
+def divide_program(entries: Sequence[Opened], by: Executor, lacking: Lacking) -> list[ProgramPiece]:
+    """Return the pieces of what is computed: of cases the whole program, and segments of every entry point's calls."""
     records = [one.record for one in entries]
-    cases = records[0].cases
-    n = 1 if by.here else -(-by.slots // (len(cases) * (len(records) + 1)))
+    every = [(case, i) for case in records[0].cases for i in (None, *range(len(records)))]
+    n = 1 if by.here else -(-by.slots // len(every))
+    asked = None if lacking.some is None else {(p.prompt, p.phase, p.step) for p in lacking.some}
     pieces: list[ProgramPiece] = []
-    for case in cases:
-        pieces.append(ProgramPiece(case, None))
-        for i, record in enumerate(records):
-            cuts = [record.calls * k // n for k in range(n + 1)]
-            pieces += [ProgramPiece(case, i, range(a, b)) for a, b in pairwise(cuts) if a < b]
+    for case, i in every:
+        if i is None:
+            pieces += [ProgramPiece(case, None)] if case in lacking.cases else []
+            continue
+        cuts, phase = [records[i].calls * k // n for k in range(n + 1)], records[i].phase
+        each = (range(a, b) for a, b in pairwise(cuts))
+        pieces += [
+            ProgramPiece(case, i, calls)
+            for calls in each
+            if calls and (asked is None or any((case, phase, call) in asked for call in calls))
+        ]
     return pieces
 
 
 @enough_memory()
 def piece_errors(
     shared: ProgramShadows | NamedShadows, piece: ProgramPiece, _tell: Advance
-) -> list[list[ErrorRecord]] | WholeCase:
-    """Return the local records of each place of a piece, or what is of the whole program."""
+) -> list[ErrorRecord] | WholeCase:
+    """Return the local records of a piece's places, or what is of the whole program."""
     shared = shared.loaded if isinstance(shared, NamedShadows) else shared
     with without_mesh(), one_blas_thread():
         if piece.entry is not None:
-            one = shared.each[piece.entry]
-            return [list(one.traced.local(place)) for place in one.places(piece.case, piece.calls)]
-        forwards = [[list(one.traced.forward(x)) for x in one.places(piece.case)] for one in shared.each]
+            traced, some = shared.each[piece.entry].traced, shared.some
+            places = places_of(traced.opened.record, piece.case, piece.calls)
+            return [e for place in places if some is None or place in some for e in traced.local(place)]
+        each = [(one.traced, places_of(one.traced.opened.record, piece.case)) for one in shared.each]
+        forwards = [e for traced, places in each for place in places for e in traced.forward(place)]
         others = [one.others(piece.case) for one in shared.each]
         pairs, unpaired = entry_views([one.traced for one in shared.each], piece.case)
         rests = [x for _, its in others for x in its]
-        return WholeCase(forwards, [errors for errors, _ in others], rests, pairs, unpaired)
+        return WholeCase([*forwards, *(e for errors, _ in others for e in errors)], rests, pairs, unpaired)
 
 
 def for_others(name: str | None, reference: OwnReference | Names | None, by: Executor) -> str | None:

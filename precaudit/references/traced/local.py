@@ -1,6 +1,6 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from precaudit.interpreters.jaxpr.stepped import ScanStep
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.threads import each, one_blas_thread
-from precaudit.recording.runs.programs import CARRIED, Opened, index_of, judged_places
+from precaudit.recording.runs.programs import Opened, index_of, recomputed_places
 from precaudit.references.traced.compiled import CompiledSegments, realisations
 from precaudit.references.traced.judged import At, JudgedCall, Recomputed, unknown
 from precaudit.references.traced.origins import Origins
@@ -56,10 +56,20 @@ class Emulations:
         self._steps: list[tuple[ScanStep, CompiledSegments]] | None = None
 
     def records(
-        self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
+        self,
+        opened: Opened,
+        case: str,
+        call: int,
+        taps: dict[str, Array],
+        args: tuple[Any, ...],
+        some: Collection[Place] | None = None,
     ) -> list[Recomputed]:
-        """Return a call's local records, one for every point and step of its scans, and its accum records."""
-        every = [(p, layer) for p, layer in judged_places(opened.record) if p.primitive != CARRIED]
+        """Return a call's local records, one for every point and step of its scans, and its accum records.
+
+        ``some``: of these places alone.
+        """
+        places = recomputed_places(opened.record)
+        every = [(p, layer) for p, layer in places if some is None or (p.name, layer) in some]
         blank = [(p, layer, self.opaque.get(self.tapped.names.get(p.name, p.name))) for p, layer in every]
         here = JudgedCall(opened, case, call, taps)
         unmeant = [unknown(here, p, layer, why) for p, layer, why in blank if why is not None]

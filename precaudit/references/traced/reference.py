@@ -1,6 +1,6 @@
 """A program's own jaxpr as the reference of its run: segments between points, and the whole, call after call (JAX)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Program
-from precaudit.recording.runs.programs import ProgramPoint, judged_places
+from precaudit.recording.runs.programs import ProgramPoint, compared_places
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import (
     DRAWS,
@@ -61,7 +61,7 @@ class Traced:
     ``exact``: every call's FP64 values of the case last looked at, as far as FP64 came; held only where they are
     ``kept``, since they are as large as the run's tensors four times. ``logits``: of that case, every call's.
     ``before``: the entry point that this one goes on from, and what makes the first inputs of what that ends with.
-    ``accum``: formats that sums of products are made in.
+    ``accum``: formats that sums of products are made in. ``some``: the places that have local records, None: all.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Traced:
         kept: bool = False,
         before: tuple["Traced", NextInputs] | None = None,
         accum: Sequence[str] = (),
+        some: Collection[Place] | None = None,
     ) -> None:
         opened, program, made = self.opened, self.program, self.made = entry
-        self.tell, self.kept = tell, kept
+        self.tell, self.kept, self.some = tell, kept, some
         units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
         self.segments = Emulations(seen, opened.record.layers, units, opaque, flush, accum)
@@ -102,7 +103,7 @@ class Traced:
         here = (place.prompt, place.step)
         if here != self._call:
             taps, args = self.opened.tensors(*here, "taps"), (self.program.params, *self.inputs(*here))
-            made = self.segments.records(self.opened, *here, taps, args)
+            made = self.segments.records(self.opened, *here, taps, args, self._some_of(*here))
             self._call, self._locals = here, {}
             for e in made:
                 self._locals.setdefault((e.layer, e.point), []).append(e)
@@ -110,6 +111,13 @@ class Traced:
             done = self.opened.record.cases.index(place.prompt) * calls + place.step + 1
             self.tell(done, len(self.opened.record.cases) * calls, "segments in FP64 and emulated")
         yield from self._locals.get((place.layer, place.point), ())
+
+    def _some_of(self, case: str, call: int) -> set[tuple[str, int | None]] | None:
+        """Return which places of a call have local records, None: all."""
+        if self.some is None:
+            return None
+        at = (case, self.opened.record.phase, call)
+        return {(p.point, p.layer) for p in self.some if (p.prompt, p.phase, p.step) == at}
 
     def forward(self, place: Place) -> Iterator[ForwardError]:
         """Yield the record of a point or an output against the program in FP64, chained through its own state."""
@@ -182,8 +190,7 @@ class Traced:
     def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ForwardError]:
         """Return the forward records of a case."""
         record = self.opened.record
-        every = [*judged_places(record), *((p, None) for p in record.outputs)]
-        calls, done = range(record.calls), 0
+        every, calls, done = compared_places(record), range(record.calls), 0
         told: dict[At, ForwardError] = {}
         first, self._ends[strictly, drawn] = not strictly and drawn == DRAWS, []
         try:

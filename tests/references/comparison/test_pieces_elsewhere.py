@@ -13,6 +13,7 @@ from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison.between import compare_runs, open_same
 from precaudit.references.comparison.program_pieces import Computing
 from precaudit.references.comparison.programs import compare_program
+from precaudit.references.textbook.pieces import Execution
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 from tests.helpers.clusters import running_cluster
@@ -86,20 +87,20 @@ def test_a_run_of_a_program(program):
 def test_what_other_processes_cannot_compute_is_a_line(program, monkeypatch, capsys):
     folder, name = program
     with pytest.raises(UserError, match=r"^a Program in memory stays in this process: name it FILE\.py:NAME"):
-        compare_program(folder, load_program(name), by=Pickled(2))
+        compare_program(folder, load_program(name), execution=Execution(Pickled(2)))
     with pytest.raises(UserError, match="a reference that is a function stays in this process"):
-        compare_program(folder, name, lambda *_: {}, by=Pickled(2))
+        compare_program(folder, name, lambda *_: {}, execution=Execution(Pickled(2)))
     with pytest.raises(UserError, match="a worker finds another run there"):
         open_same(folder, "another")
     with monkeypatch.context() as m:
         said = iter([Computing("cpu", 4, 16), Computing("cpu", 1, 2)])
         m.setattr(Computing, "here", lambda: next(said))
         with pytest.raises(UserError, match=r"a worker has 1 cpu device on 2 cores, and 4 cpu devices on 16 cores ask"):
-            compare_program(folder, name, by=Pickled(2))
+            compare_program(folder, name, execution=Execution(Pickled(2)))
     with monkeypatch.context() as m:
         m.setattr("jax.default_backend", lambda: "gpu")
         with pytest.raises(UserError, match="several processes would share the memory of one gpu"):
-            compare_program(folder, name, by=Pickled(2))
+            compare_program(folder, name, execution=Execution(Pickled(2)))
     assert run_cli(["compare", str(folder), "--rerun", "--jobs", "2"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith("--rerun runs the command of " + str(folder) + " again; leave out --jobs")
