@@ -69,6 +69,6 @@ def _diagnosis(found: "Audit") -> None:
     elif not found.diagnosis.findings and not found.diagnosis.unknown:
         say("? every operation is within the default limits: what fails is a limit of your own, or the baseline's")
     elif isinstance(found.diagnosis, Diagnosed):
-        deliver(program_diagnosis_report(found.diagnosis, found.compared))
+        deliver(program_diagnosis_report(found.diagnosis, found.compared.errors))
     else:
         deliver(diagnosis_report(found.diagnosis))

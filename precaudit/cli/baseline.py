@@ -22,7 +22,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """
     from precaudit.checks.rollouts.kinds import is_rollouts
     from precaudit.judging.baselines import freeze_errors
-    from precaudit.judging.recalled import provenance_of, recall_any, records_of
+    from precaudit.judging.recalled import provenance_of, recall_any
 
     if is_rollouts(run):
         from precaudit.checks.rollouts.frozen import freeze_rollouts
@@ -31,7 +31,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
         of = f"rollouts of {frozen.of.model} ({frozen.of.device})"
         return _tell(output, of, frozen.sha256, len(frozen.chain))
     found = recall_any(run)
-    record = freeze_errors(records_of(found), provenance_of(found), str(run), output, accept, why)
+    record = freeze_errors(found.errors, provenance_of(found.run), str(run), output, accept, why)
     return _tell(output, f"run {record.run} ({record.device})", record.sha256, len(record.chain))
 
 

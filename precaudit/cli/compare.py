@@ -248,7 +248,7 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
 
 def _between(run: Path, against: Path, shown: Shown) -> None:
     """Compare a run with another, of which one is a program's or imported; with filters, some of it."""
-    from precaudit.judging.looks import look_by
+    from precaudit.judging.looks import look_by, selected
     from precaudit.recording.opening import open_any
     from precaudit.references.comparison.between import compare_runs
     from precaudit.reports.comparison import between_report
@@ -257,11 +257,11 @@ def _between(run: Path, against: Path, shown: Shown) -> None:
         opened = open_any(run, held=False)
         look = look_by(opened, shown.filters)
         found = compare_runs(run, against, advance, held=False, by=by)
-    found = found if look is None else replace(found, errors=look.of(found.errors))
+    found = found if look is None else selected(found, look)
     report = between_report(found, _apart(found.errors, run, against), shown.every or shown.verbose)
     deliver(
         replace(
-            report, ending=(*memory_lines(by.peaks, shown.options.memory), f"Records: {found.folder}/errors.jsonl")
+            report, ending=(*memory_lines(found.peaks, shown.options.memory), f"Records: {found.folder}/errors.jsonl")
         ),
         shown.to,
     )
@@ -273,10 +273,10 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate
-    from precaudit.judging.recalled import recall_any, records_of
+    from precaudit.judging.recalled import recall_any
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.opening import kind_of
-    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.runs.reader import Run
     from precaudit.reports.differences import difference_verdict
 
     known: list[Any] = []
@@ -284,12 +284,12 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     for folder in (run, against):
         try:
             found = recall_any(folder)
-            known.append(records_of(found))
+            known.append(found.errors)
         except (UserError, OSError):
             known.append(None)
             lacking.append(folder)
             continue
-        if isinstance(found, Comparison):
+        if isinstance(found.run, Run):
             made, stored = found.run.record, found.run.record.policy["weights"]
             name = made.model.id if stored == "as-stored" else f"{made.model.id} in {stored}"
             weights[made.model.sha256, stored] = name
@@ -306,11 +306,11 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
 def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], shown: Shown) -> None:
     """Compare a run of a program with its own segments; with filters, some of it, where that was not done before."""
-    from precaudit.judging.gate import gate, judge_look
-    from precaudit.judging.looks import look_by
+    from precaudit.judging.gate import gate, judge_found
+    from precaudit.judging.looks import look_by, selected
     from precaudit.judging.programs import was_compared
     from precaudit.recording.programs.loading import program_of
-    from precaudit.recording.runs.compared_programs import program_errors
+    from precaudit.recording.runs.compared_programs import recall_program
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.alignment.textbook import model_names
     from precaudit.references.comparison.programs import compare_program
@@ -322,7 +322,7 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     from precaudit.writing import write_whole
 
     opened = open_program_run(run, partial=shown.options.partial)
-    look, code, peaks = look_by(opened, shown.filters), program is not None, dict[str, int]()
+    look, code = look_by(opened, shown.filters), program is not None
     if isinstance(reference, tuple):
         loaded = program_of(opened, program)
         with progress_bar() as advance:
@@ -332,18 +332,17 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     own = reference is not None and names is None  # a function, of which nothing tells that it is the same
     there, holds = opened.record.watched is not None, None if look is None else look.holds  # whose program is gone
     if (there or look) and not code and not own and was_compared(opened, names, accum, holds):
-        errors = program_errors(opened)
+        found = recall_program(opened)
     else:
         with progress_bar() as advance, other_processes(shown.options) as by:
-            execution = Execution(by, advance)
-            errors, peaks = compare_program(opened, program, reference, execution, accum, holds), by.peaks
-    whole, errors = errors, errors if look is None else look.of(errors)
-    said = gate(run) if look is None else judge_look(opened, whole, look)
+            found = compare_program(opened, program, reference, Execution(by, advance), accum, holds)
+    part = found if look is None else selected(found, look)
+    said = gate(run) if look is None else judge_found(part, found.errors)
     verdict = headline(said, str(run), "" if look is None else " in what was selected")
     if look is None:
-        page = program_report(opened, errors, verdict, verdicts=said.verdicts)
+        page = program_report(opened, part.errors, verdict, verdicts=said.verdicts)
         write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)
     where = f"Records: {run}/errors.jsonl" + (f"; report: {run}/report.md" if look is None else "")
     every = shown.every or shown.verbose
-    report = program_report(opened, errors, verdict, every, said.verdicts)
-    return deliver(replace(report, ending=(*memory_lines(peaks, shown.options.memory), where)), shown.to)
+    report = program_report(opened, part.errors, verdict, every, said.verdicts)
+    return deliver(replace(report, ending=(*memory_lines(found.peaks, shown.options.memory), where)), shown.to)

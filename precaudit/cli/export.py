@@ -53,12 +53,11 @@ def command(
 def _read_errors(run: Path, filters: "Filters") -> Any:
     """Return a run's error records that filters select; raises UserError where it was not compared."""
     from precaudit.judging.looks import look_by
-    from precaudit.judging.recalled import recall_any, records_of
-    from precaudit.recording.runs.programs import Opened
+    from precaudit.judging.recalled import recall_any
 
     found = recall_any(run)
-    look = look_by(found if isinstance(found, Opened) else found.run, filters)
-    return records_of(found) if look is None else look.of(records_of(found))
+    look = look_by(found.run, filters)
+    return found.errors if look is None else look.of(found.errors)
 
 
 def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:

@@ -52,7 +52,7 @@ PLACED = ("local", "state", "sums")  # kinds of records that place a fault at an
 class Diagnosis(Brief):
     """Findings in program order, what stayed unknown, and the comparison they rest on."""
 
-    compared: Comparison
+    compared: Comparison[Run]
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
     judged: int
@@ -276,7 +276,7 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
             yield f"{many} {status}, first {point_text(some[0])}: {some[0].text}"
 
 
-def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> Iterator[Finding]:
+def _findings_without_place(verdicts: Sequence[Verdict], compared: Comparison[Run], more: str) -> Iterator[Finding]:
     """Yield a finding where the gate fails sizes or tokens, and no operation that was recorded makes them."""
     far = [v for v in verdicts if v.kind == "forward" and v.status in ("fail", "nonfinite")]
     pairs = [p for v, p in ((judge_pair(p), p) for p in compared.prefill_decode) if v.status == "fail"]

@@ -150,7 +150,7 @@ def token_hashes(run: Run) -> dict[str, str]:
     return {p.id: hashlib.sha256(",".join(map(str, p.tokens)).encode()).hexdigest() for p in run.prompts.values()}
 
 
-def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -> BaselineRecord:
+def freeze(found: Comparison[Run], path: Path, accept: bool = False, why: str = "") -> BaselineRecord:
     """Write a baseline of a compared run; raises UserError where one is there, unless ``accept`` with ``why``."""
     return freeze_errors(found.errors, provenance(found.run), str(found.folder), path, accept, why)
 

@@ -10,30 +10,26 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from precaudit.errors import UserError, nearest
-from precaudit.judging import programs
-from precaudit.judging.applied_rules import JUDGED, Rules
-from precaudit.judging.baselines import Drift, drift, provenance, read_run_baseline, stale, version_suspects
+from precaudit.judging.applied_rules import Rules
+from precaudit.judging.baselines import Drift, drift, read_run_baseline, stale, version_suspects
 from precaudit.judging.budgets import Known, RunBudget, read_budgets, resolve_budgets
-from precaudit.judging.expected import absent, disturbances, missing_formulas, missing_pairs, missing_records
+from precaudit.judging.expectations import Expected, expected_of
+from precaudit.judging.expected import absent
 from precaudit.judging.farthest import ways_made
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.looks import Look, look_by
-from precaudit.judging.recalled import recall_any
+from precaudit.judging.looks import look_by
+from precaudit.judging.recalled import provenance_of, recall_any
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
 from precaudit.mirrors import takes_urls
 from precaudit.recording.opening import AnyRun
-from precaudit.recording.runs.compared_programs import ProgramErrors, filed_errors, pairs_of
-from precaudit.recording.runs.programs import Opened
-from precaudit.recording.runs.unique import UniqueHashes, require_unique
 from precaudit.recording.runs.written import Comparison
-from precaudit.schema.filed import Filed, of_kinds, without_collector
+from precaudit.schema.filed import Filed, without_collector
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
-from precaudit.schema.policies import besides
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
-from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord, ForwardError, PairError, StateError
+from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord, ForwardError, PairError
 from precaudit.schema.records.probe import ProbeRecord
 from precaudit.schema.selection import Filters, FilterTexts
 
@@ -54,7 +50,7 @@ class Criteria:
 
 @takes_urls
 def gate(
-    source: Path | str | Comparison | AnyRun | ProgramErrors,
+    source: Path | str | Comparison[Any] | AnyRun,
     budgets: Path | str | None = None,
     baseline: Path | str | None = None,
     across_devices: bool = False,
@@ -79,12 +75,12 @@ def gate(
     return gate_selected(source, Criteria(budgets, baseline, across_devices, limits, at_most or {}, of))
 
 
-def gate_selected(source: Path | str | Comparison | AnyRun | ProgramErrors, by: Criteria) -> Judgement:
+def gate_selected(source: Path | str | Comparison[Any] | AnyRun, by: Criteria) -> Judgement:
     """Judge all of a run and return the verdicts that filters hold; raises UserError as ``gate``."""
-    if isinstance(source, ProgramErrors):
-        source = source.opened
     if isinstance(source, AnyRun):
         source = source.folder  # as it is on disk now
+    if isinstance(source, Comparison) and source.against is not None:
+        raise UserError(f"{source.folder} holds differences of two runs, which no limit is for: gate one of the runs")
     frozen = None if by.baseline is None else read_run_baseline(by.baseline)
     rules = Rules(by.limits or default_limits(), (), frozen, stated=checked_limits(by.at_most))
     if not isinstance(source, Comparison) and Path(source).is_file():
@@ -92,13 +88,15 @@ def gate_selected(source: Path | str | Comparison | AnyRun | ProgramErrors, by: 
             raise UserError(f"{source} is a file of records, judged whole; leave out {by.filters.options[0]}")
         return _gate_file(Path(source), rules, by.budgets)
     found = source if isinstance(source, Comparison) else recall_any(source)
-    look = look_by(found if isinstance(found, Opened) else found.run, by.filters)
+    look = look_by(found.run, by.filters)
     if look is not None:
         rules.holds = look.holds
-    if isinstance(found, Opened):
-        return _gate_program(found, rules, by.budgets, by.across_devices)
-    rules.budgets = read_budgets(by.budgets) if by.budgets is not None else ()
-    return _gate_run(found, rules, by.budgets, by.across_devices)
+    expected = expected_of(found)
+    if by.budgets is not None:
+        names = expected.names()
+        read = read_budgets(by.budgets, names if expected.own_names else None)
+        rules.budgets = resolve_budgets(read, by.budgets, expected.layers, names)
+    return _judge_whole(found, expected, rules, by.across_devices)
 
 
 def checked_limits(stated: Mapping[str, float]) -> dict[str, float]:
@@ -131,41 +129,37 @@ def judge_records(
     return _judgement(name, verdicts, rules, (), ())
 
 
-def _gate_program(opened: Opened, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
-    if budgets is not None:
-        known = programs.program_budget_names(opened)
-        rules.budgets = resolve_budgets(read_budgets(budgets, known), budgets, programs.layers_of(opened), known)
-    of = programs.program_provenance(opened)
+def _judge_whole(found: Comparison[Any], expected: Expected, rules: Rules, across_devices: bool) -> Judgement:
+    """Judge all records of a compared run, and what is not there."""
+    of = provenance_of(found.run)
     if rules.baseline is not None:
         rules.stale = tuple(stale(rules.baseline.record, of, across_devices))
-    where = str(opened.folder / "errors.jsonl")
-    errors = filed_errors(opened)
-    verdicts = rules.of(errors, where)
-    verdicts.extend(rules.pooled_verdicts())
-    placed = programs.with_indices(programs.suspect(verdicts, errors), opened)
-    seen_twice = _of_pairs(rules, pairs_of(opened))
-    more_of_run = [
-        *seen_twice,
-        *programs.unpaired_views(opened),
-        *programs.missing_program_records(opened, rules.seen),
-        *programs.program_disturbances(opened),
-    ]
-    told = programs.notes(opened)
-    found, more, drifted = _against(rules, errors, of.versions)
-    whole = _judgement(opened.record.id, chain(placed, more_of_run, found), rules, [*told, *more], drifted)
-    made = ways_made(n.made for n in opened.record.neutrality)
-    return replace(whole, sources=programs.sources(opened), farthest=rules.sizes.farthest(made))
+    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
+    verdicts.extend(_of_pairs(rules, found.prefill_decode))
+    verdicts.extend(chain(expected.missing(rules.seen), expected.disturbed(rules.limits)))
+    more, told, drifted = _against(rules, found.errors, of.versions)
+    verdicts.extend(chain(rules.pooled_verdicts(), more))
+    settled = expected.settled(verdicts, found.errors)
+    made = _judgement(found.run.record.id, settled, rules, [*expected.notes, *told], drifted)
+    return _with_farthest(made, found, expected, rules)
 
 
-def judge_look(opened: Opened, errors: Sequence[ErrorRecord], look: Look) -> Judgement:
-    """Judge some records of a program's run by the default limits; what they inherit is told by all."""
-    rules = Rules(default_limits())
-    verdicts = rules.of(look.of(errors), str(opened.folder / "errors.jsonl"))
-    verdicts.extend(rules.pooled_verdicts())
-    placed = programs.with_indices(programs.suspect(verdicts, errors), opened)
-    made = _judgement(opened.record.id, placed, rules, programs.notes(opened), ())
-    farthest = rules.sizes.farthest(ways_made(n.made for n in opened.record.neutrality))
-    return replace(made, sources=programs.sources(opened), farthest=farthest)
+def _with_farthest(made: Judgement, found: Comparison[Any], expected: Expected, rules: Rules) -> Judgement:
+    farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
+    return replace(made, besides=expected.besides, sources=expected.sources, farthest=farthest)
+
+
+def judge_found(found: Comparison[Any], whole: Sequence[ErrorRecord] | None = None) -> Judgement:
+    """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors.
+
+    ``whole``: all records, of which these are some: they say what these inherit.
+    """
+    rules, expected = Rules(default_limits()), expected_of(found)
+    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
+    verdicts.extend(_of_pairs(rules, found.prefill_decode))
+    verdicts.extend(chain(expected.disturbed(rules.limits), rules.pooled_verdicts()))
+    settled = expected.settled(verdicts, found.errors if whole is None else whole)
+    return _with_farthest(_judgement(found.run.record.id, settled, rules, expected.notes, ()), found, expected, rules)
 
 
 def _against(
@@ -180,65 +174,11 @@ def _against(
     return chain(absent(b.lines, rules.seen, str(b.path)), old), told, tuple(drift(b, errors))
 
 
-def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
-    run = found.run
-    if path is not None:
-        asked = run.record.requested
-        layers = int(run.record.model.config["layers"])
-        known = Known(frozenset((*asked.points, *_caches(found))), frozenset(asked.phases))
-        rules.budgets = resolve_budgets(rules.budgets, path, layers, known)
-    if rules.baseline is not None:
-        rules.stale = tuple(stale(rules.baseline.record, provenance(run), across_devices))
-    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
-    require_unique(found.folder / "prefill_decode.jsonl", ((p.prompt, p.against, p.step) for p in found.prefill_decode))
-    verdicts.extend(_of_pairs(rules, found.prefill_decode))
-    verdicts.extend(missing_records(run, rules.seen))
-    verdicts.extend(missing_pairs(run, found.prefill_decode))
-    verdicts.extend(disturbances(run, found.errors, rules.limits))
-    verdicts.extend(missing_formulas(run, found.formula, rules.seen))
-    more, told, drifted = _against(rules, found.errors, run.record.versions)
-    verdicts.extend(chain(rules.pooled_verdicts(), more))
-    made = _judgement(run.record.id, inheriting(Spilled(_once(verdicts))), rules, [*found.notes, *told], drifted)
-    farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
-    return replace(made, besides=besides(run.record.policy), farthest=farthest)
-
-
 def _of_pairs(rules: Rules, pairs: Iterable[PrefillDecodeRecord]) -> list[Verdict]:
     """Return the verdicts on positions seen twice that do not pass; those that do are counted."""
     found = [judge_pair(p) for p in pairs]
     rules.passed += sum(v.status == "pass" and rules.holds(v) for v in found)
     return [v for v in found if v.status != "pass"]
-
-
-def judge_found(found: Comparison) -> Judgement:
-    """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors."""
-    rules = Rules(default_limits())
-    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
-    verdicts.extend(_of_pairs(rules, found.prefill_decode))
-    verdicts.extend(disturbances(found.run, found.errors, rules.limits))
-    verdicts.extend(rules.pooled_verdicts())
-    made = _judgement(found.run.record.id, inheriting(verdicts), rules, found.notes, ())
-    farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
-    return replace(made, besides=besides(found.run.record.policy), farthest=farthest)
-
-
-def _caches(found: Comparison) -> set[str]:
-    return {e.point for e in of_kinds(found.errors, StateError)}
-
-
-def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """Yield one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records.
-
-    Of a kind and place there is one record (``Rules.apply``), whose verdict needs no look unless it is missing.
-    """
-    seen = UniqueHashes()
-    for v in verdicts:
-        if v.status == "missing":
-            new = seen.add(v.place)
-        else:
-            new = v.kind in JUDGED or seen.add((v.kind, v.place, v.index, v.text))
-        if new:
-            yield v
 
 
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:

@@ -1,7 +1,7 @@
 """A look at a compared run: some layers, points, phases and cases of it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -12,6 +12,7 @@ from precaudit.recording.opening import AnyRun
 from precaudit.recording.runs.positioned import Calls, calls_at
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
+from precaudit.recording.runs.written import Comparison, R
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord
@@ -55,6 +56,12 @@ class Look:
     def of(self, errors: Iterable[ErrorRecord]) -> list[ErrorRecord]:
         """Return the records that are looked at."""
         return [e for e in errors if self.holds(e)]
+
+
+def selected(found: Comparison[R], look: Look) -> Comparison[R]:
+    """Return what is looked at of a comparison."""
+    pairs = [p for p in found.prefill_decode if look.holds_pair(p.prompt, p.step)]
+    return replace(found, errors=look.of(found.errors), prefill_decode=pairs)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from precaudit.diagnosis.sameness.records import SameFormula
-from precaudit.judging.gate import gate, judge_found
+from precaudit.judging.gate import judge_found
 from precaudit.judging.judgement import Judgement
 from precaudit.numbers.bytes_text import bytes_text
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
 from precaudit.recording.runs.bits import Repeat
-from precaudit.recording.runs.compared_programs import ProgramErrors
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.evidence.records import Finding
     from precaudit.diagnosis.programs import Diagnosed
     from precaudit.recording.tracing.subject import Subject
-    from precaudit.references.comparison.between import Between
 
 WIDE, NAMES, WORST = 110, 4, 3  # characters of a line, names that are listed, verdicts and findings that are shown
 STYLE = "text-align:left"
@@ -145,8 +143,8 @@ def _worst(lines: Sequence[str]) -> tuple[str, ...]:
     return (*lines[:WORST], *more)
 
 
-@card_of.register
-def _comparison(found: Comparison) -> Card:
+@card_of.register(Comparison)
+def _comparison(found: Comparison[Any]) -> Card:
     r = found.run.record
     if found.against is not None:
         return _pairs(f"Run {r.id} against run {found.against.record.id}", found.errors, found.notes)
@@ -158,15 +156,6 @@ def _comparison(found: Comparison) -> Card:
 
 def _notes(notes: Sequence[str]) -> list[tuple[str, str]]:
     return [("notes", f"{len(notes)}: {notes[0]}")] if notes else []
-
-
-@card_of.register
-def _program_errors(errors: ProgramErrors) -> Card:
-    return _judgement_card(f"Errors of run {errors.opened.record.id}", errors, gate(errors.opened.folder), ())
-
-
-def _between(found: "Between") -> Card:
-    return _pairs(f"Two runs, records in {found.folder}", found.errors, found.notes)
 
 
 def _pairs(title: str, errors: Sequence[ErrorRecord], notes: Sequence[str]) -> Card:
@@ -268,10 +257,8 @@ def _register_others() -> None:
     from precaudit.checks.probing.probe import Probed
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.references.comparison.between import Between
 
     cards: dict[type, Any] = {
-        Between: _between,
         Diagnosis: _diagnosis,
         Diagnosed: _diagnosis_card,
         Checked: _gradcheck_card,

@@ -63,7 +63,7 @@ def plot(found: Any, what: str = "local") -> "alt.Chart":
 
     ``what``: ``local``, ``forward``, ``formula`` or ``growth``.
 
-    ``found``: a Comparison, or the errors of a program's run.
+    ``found``: a Comparison, or its error records.
     """
     errors = getattr(found, "errors", found)
     if what == "growth":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports.diagnosis import findings_section
 from precaudit.reports.differences import difference_sentences
@@ -30,7 +31,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.records.errors import PairError
 
 if TYPE_CHECKING:
-    from precaudit.references.comparison.between import Between
+    from precaudit.recording.opening import AnyRun
 
 LEGEND = "d decode step, r rescore position, t position, h head. What a word means: precaudit explain excess"
 NOTES = 3  # the rest are counted
@@ -38,7 +39,7 @@ TIES = 5  # positions listed where views part
 
 
 def comparison_report(
-    found: Comparison, verdict: Headline | None = None, verbose: bool = False, every: bool = False
+    found: Comparison[Run], verdict: Headline | None = None, verbose: bool = False, every: bool = False
 ) -> Report:
     """Return the report of a comparison: the worst layers of each point, what differs, sentences.
 
@@ -50,7 +51,7 @@ def comparison_report(
     return _report(found, verdict, verbose, every, prefill_decode_table(other, names, every))
 
 
-def comparison_page(found: Comparison, verdict: Headline | None = None) -> Report:
+def comparison_page(found: Comparison[Run], verdict: Headline | None = None) -> Report:
     """Return the report of a comparison with everything there is."""
     return _report(found, verdict, True, True, prefill_decode_table(found.prefill_decode))
 
@@ -58,8 +59,7 @@ def comparison_page(found: Comparison, verdict: Headline | None = None) -> Repor
 def recalled_report(found: Gathered, verbose: bool = False, every: bool = False, page: bool = False) -> Report:
     """Return the report of all that is written beside a run; ``page``: with everything there is."""
     verdict = headline(found.judgement, str(found.folder))
-    if found.compared is None:
-        assert found.program is not None
+    if found.program is not None:
         made = program_report(found.program, found.errors, verdict, verbose or every, found.judgement.verdicts)
     elif page:
         made = replace(comparison_page(found.compared), headline=verdict)
@@ -68,7 +68,9 @@ def recalled_report(found: Gathered, verbose: bool = False, every: bool = False,
     return replace(made, sections=(*made.sections, findings_section(found.findings or ())))
 
 
-def _report(found: Comparison, verdict: Headline | None, verbose: bool, every: bool, views: Table | None) -> Report:
+def _report(
+    found: Comparison[Run], verdict: Headline | None, verbose: bool, every: bool, views: Table | None
+) -> Report:
     r, errors = found.run.record, found.errors
     facts, notes, ending = facts_of(r), _notes(found.notes, verbose or every), [LEGEND]
     if found.against is not None:
@@ -95,7 +97,7 @@ def _report(found: Comparison, verdict: Headline | None, verbose: bool, every: b
     )
 
 
-def between_report(found: "Between", verdict: Headline | None = None, every: bool = False) -> Report:
+def between_report(found: "Comparison[AnyRun]", verdict: Headline | None = None, every: bool = False) -> Report:
     """Return the report of one run against another of any kind: the worst of each layer and point, what is missing."""
     tables = [pair_table(found.errors) if every else pair_by_point(found.errors)] if found.errors else []
     lines = []

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Shares
 from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.looks import Look, look_by
+from precaudit.judging.looks import Look, look_by, selected
 from precaudit.judging.recalled import recall_any
-from precaudit.recording.runs.compared_programs import filed_errors
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun
 from precaudit.recording.runs.unique import UniqueHashes
@@ -27,21 +26,27 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Recalled:
-    """What compare wrote of a run, not judged yet. Either ``compared`` (of a model) or ``program`` is there."""
+    """What compare wrote of a run, not judged yet."""
 
     folder: Path
-    errors: Sequence[ErrorRecord]
-    compared: Comparison | None
-    program: Opened | None
+    compared: Comparison[Any]
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> Sequence[ErrorRecord]:
+        """The error records."""
+        return self.compared.errors
+
+    @property
+    def program(self) -> Opened | None:
+        """The run where it is of a program."""
+        return self.compared.run if isinstance(self.compared.run, Opened) else None
 
     @property
     def record(self) -> RunRecord | ProgramRun:
         """The manifest of the run."""
-        if self.program is not None:
-            return self.program.record
-        assert self.compared is not None
-        return self.compared.run.record
+        made: RunRecord | ProgramRun = self.compared.run.record
+        return made
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,10 @@ class Gathered(Recalled):
 def recall_run(folder: Path) -> Recalled:
     """Read what compare wrote of a run; raises UserError for what was not compared, or was altered."""
     found = recall_any(folder)
-    if not isinstance(found, Opened):
-        return Recalled(folder, found.errors, found, None)
-    sources = {p.name: p.source for p in (*found.record.points, *found.record.outputs) if p.source}
-    return Recalled(folder, filed_errors(found), None, found, sources)
+    if not isinstance(found.run, Opened):
+        return Recalled(folder, found)
+    record = found.run.record
+    return Recalled(folder, found, {p.name: p.source for p in (*record.points, *record.outputs) if p.source})
 
 
 def gather_run(folder: Path, filters: Filters | None = None) -> Gathered:
@@ -76,9 +81,7 @@ def gather_run(folder: Path, filters: Filters | None = None) -> Gathered:
     Raises UserError for what was not compared, or was altered, and for filters that name what the run lacks.
     """
     found = gather(recall_run(folder))
-    opened = found.program if found.compared is None else found.compared.run
-    assert opened is not None
-    look = None if filters is None else look_by(opened, filters)
+    look = None if filters is None else look_by(found.compared.run, filters)
     if filters is None or look is None:
         return found
     return _selected(found, look, gate_selected(folder, Criteria(filters=filters)))
@@ -86,14 +89,9 @@ def gather_run(folder: Path, filters: Filters | None = None) -> Gathered:
 
 def _selected(found: Gathered, look: Look, judged: Judgement) -> Gathered:
     """Return what a look at a run holds; shares and what changes help are for the whole, and are omitted."""
-    errors, compared = look.of(found.errors), found.compared
-    if compared is not None:
-        pairs = [p for p in compared.prefill_decode if look.holds_pair(p.prompt, p.step)]
-        compared = replace(compared, errors=errors, prefill_decode=pairs)
     findings = None if found.findings is None else tuple(f for f in found.findings if _is_held(f, look))
-    return replace(
-        found, errors=errors, compared=compared, judgement=judged, findings=findings, shares=None, remedies=None
-    )
+    compared = selected(found.compared, look)
+    return replace(found, compared=compared, judgement=judged, findings=findings, shares=None, remedies=None)
 
 
 def _is_held(f: Finding, look: Look) -> bool:
@@ -112,7 +110,7 @@ def gather(run: Recalled) -> Gathered:
     Findings that the verdict contradicts are of another comparison or of a part, and are left out: errors that are off
     where none is, or nothing where something fails.
     """
-    said = gate(run.folder if run.compared is None else run.compared)
+    said = gate(run.compared)
     manifest = "run.json" if run.program is None else MANIFEST
     changes = (
         _of_run(run.folder, manifest, "remedies", Remedy)
@@ -121,9 +119,7 @@ def gather(run: Recalled) -> Gathered:
     )
     return Gathered(
         run.folder,
-        run.errors,
         run.compared,
-        run.program,
         run.sources,
         judgement=said,
         findings=findings_of(run.folder, said),

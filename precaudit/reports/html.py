@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import Cell, first_cell, first_map, map_cells, program_order, story, weight
@@ -82,7 +83,7 @@ def gathered_page(found: Gathered) -> str:
 
 def run_report(found: Gathered) -> Report:
     """Return the report of all that is written beside a run, for a page that has its heat maps."""
-    warned = () if found.compared is None else found.compared.run.record.warnings
+    warned = () if found.program is not None else found.compared.run.record.warnings
     sections = tuple(_sections(found))
     lacking = (f"{s.heading}: {' '.join(filter(None, s.missing))}" for s in sections if s.empty and s.missing[0])
     notes = [f"note: {n}" for n in dict.fromkeys([*lacking, *found.judgement.notes, *warned])]
@@ -99,7 +100,7 @@ def run_report(found: Gathered) -> Report:
 
 
 def _sections(found: Gathered) -> Iterator[Section]:
-    of_model, diagnosed = found.compared is not None, found.findings is not None
+    of_model, diagnosed = found.program is None, found.findings is not None
     none = ("none: diagnosis found nothing that rounding does not explain.", "")
     none = none if diagnosed else ("not known yet, nor what would help. Run:", f"precaudit diagnose {found.folder}")
     yield replace(findings_section(found.findings or ()), leads=True, missing=none)
@@ -111,7 +112,7 @@ def _sections(found: Gathered) -> Iterator[Section]:
             menu="Growth",
             charts=(_chart("growth", "Growth", charts.growth_chart(found.errors, THEMED)),),
         )
-    if found.compared is not None:
+    if found.program is None:
         yield Section(
             "The worst tokens",
             "Where the forward error of a token is largest, over an emulated policy's (ratio). KL: "
@@ -243,7 +244,7 @@ def _sentences(found: Gathered) -> list[str]:
     return comparison_sentences(found.errors, found.compared.prefill_decode)
 
 
-def _tokens(found: Comparison) -> Table:
+def _tokens(found: Comparison[Run]) -> Table:
     """Return the table of the tokens with the largest ratios, each marked in its context."""
     rows = []
     for t in worst_ratios(found, text_of(found.run)):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from precaudit.judging.figures import forward_logits, largest, logits_figures, rank_number
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import STATUSES
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
 from precaudit.references.attribution import attribute
@@ -47,7 +48,7 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     stored_kl: Number | None = None
 
 
-def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
+def row_of(found: Comparison[Run], judgement: Judgement) -> PolicyRow:
     """Return the row of a compared and judged run."""
     local = [e for e in found.errors if isinstance(e, LocalError) and e.numberless is None]
     blames = [a for e in local if (a := attribute(e)) is not None]
@@ -161,7 +162,7 @@ def all_explained(rows: Sequence[PolicyRow]) -> str:
     return f"rounding explains every error of all {len(rows)} policies{more}."
 
 
-def policy_differences(first: Comparison, other: Comparison) -> list[str]:
+def policy_differences(first: Comparison[Run], other: Comparison[Run]) -> list[str]:
     """Return in sentences what differs between a run and the first, which it is held against."""
     a, b = first.run.record, other.run.record
     names = f"{b.policy['name']} against {a.policy['name']}"
@@ -187,7 +188,7 @@ def _formats(a: dict[str, str], b: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(keys)} {x}, there {y}" for (x, y), keys in groups.items())
 
 
-def _flips(first: Comparison, other: Comparison) -> str:
+def _flips(first: Comparison[Run], other: Comparison[Run]) -> str:
     """Return at how many positions the most likely token differs, and with which of the two FP64 agrees there."""
     tops = [{(s.prompt, s.phase, s.position): s.top_ids[:1] for s in c.run.steps} for c in (first, other)]
     both = tops[0].keys() & tops[1].keys()

@@ -37,7 +37,7 @@ class Token:
     kl: float | None
 
 
-def worst_ratios(found: Comparison, text: Text | None) -> list[Token]:
+def worst_ratios(found: Comparison[Run], text: Text | None) -> list[Token]:
     """Return the tokens with the largest ratios, largest first; ``text``: makes text of ids, None: ids are shown."""
     at: dict[tuple[str, int], tuple[float, ErrorRecord]] = {}
     for ratio, position, e in _ratios(found.errors):

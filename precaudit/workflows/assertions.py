@@ -71,7 +71,7 @@ def assert_close(
 
 
 def assert_within_budget(
-    run: Comparison | Path | str, budgets: Path | str | None = None, baseline: Path | str | None = None
+    run: Comparison[Any] | Path | str, budgets: Path | str | None = None, baseline: Path | str | None = None
 ) -> None:
     """Raise AssertionError unless everything in a compared run, or a file of error records, passes the gate.
 

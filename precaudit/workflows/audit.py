@@ -14,7 +14,8 @@ from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.mirrors import path_of
 from precaudit.progress import Advance, Progress, silent
-from precaudit.recording.runs.compared_programs import program_errors
+from precaudit.recording.runs.compared_programs import recall_program
+from precaudit.recording.runs.written import Comparison
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.selection import Selection
 from precaudit.schema.toml import of_table, read_toml
@@ -63,13 +64,13 @@ class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Audit:
     """What audit did: where the run is, its judgement, what was compared, and the diagnosis of what fails.
 
-    ``compared``: a Comparison, or the error records of a program's run; ``diagnosis``: None where none was asked for,
+    ``compared``: what compare found; ``diagnosis``: None where none was asked for,
     or needed, else as of ``precaudit.workflows.verbs.diagnose``, or the sentence that says why there is none.
     """
 
     run: Path
     judgement: Judgement = field(repr=False)
-    compared: Any = field(repr=False)
+    compared: Comparison[Any] = field(repr=False)
     diagnosis: Any = field(default=None, repr=False)
 
 
@@ -200,7 +201,7 @@ def _command(c: AuditConfig, command: str, path: Path) -> Audit:
     run = open_program_run(found.runs[0])
     judgement = _judge(c, root, run.folder)
     said = found.seen.runs[0].diagnosis if found.seen is not None else ()
-    return Audit(run.folder, judgement, program_errors(run), said or None)
+    return Audit(run.folder, judgement, recall_program(run), said or None)
 
 
 def _judge(c: AuditConfig, root: Path, found: Any) -> Judgement:

@@ -8,8 +8,8 @@ from precaudit.errors import UserError
 from precaudit.numbers.bytes_text import bytes_of
 from precaudit.numbers.executors import Executor, executor
 from precaudit.recording.programs.program import Program
-from precaudit.recording.runs.compared_programs import ProgramErrors
 from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.written import Comparison
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
@@ -65,9 +65,9 @@ def trace_own(subject: Program | str, output: Path | str, keywords: Keywords) ->
         return trace_program(subject, output, select, options, progress.advance)
 
 
-def compare_own(opened: Opened, against: Any, keywords: Keywords) -> ProgramErrors:
+def compare_own(opened: Opened, against: Any, keywords: Keywords) -> Comparison[Opened]:
     """Compare a Program's run with FP64, as the keywords of ``compare`` say."""
-    from precaudit.judging.looks import look_at
+    from precaudit.judging.looks import look_at, selected
     from precaudit.references.alignment.textbook import beside_model
     from precaudit.references.comparison.compare import DEFAULT_ACCUM
     from precaudit.references.comparison.programs import compare_program
@@ -86,7 +86,7 @@ def compare_own(opened: Opened, against: Any, keywords: Keywords) -> ProgramErro
         program, execution = its if by.here else named, Execution(by, telling.advance)
         holds = None if look is None else look.holds
         found = compare_program(opened, program, reference, execution, accums, holds)
-        return found if look is None else ProgramErrors(look.of(found), opened)
+        return found if look is None else selected(found, look)
 
 
 def diagnose_own(opened: Opened, keywords: Keywords) -> Any:
@@ -107,16 +107,14 @@ def diagnose_own(opened: Opened, keywords: Keywords) -> Any:
 
 def compare_pair(opened: Any, other: Any, keywords: Keywords) -> Any:
     """Compare two runs of which one is a Program's or imported, as the keywords of ``compare`` say."""
-    from dataclasses import replace
-
-    from precaudit.judging.looks import look_at
+    from precaudit.judging.looks import look_at, selected
     from precaudit.references.comparison.between import compare_runs
 
     check_keywords("compare of these two runs", keywords, (*FILTERS, *WHO, "progress"))
     look = look_at(opened, **take_keywords(keywords, FILTERS))
     with progress_of(keywords.get("progress")) as telling, _executor(keywords) as by:
         found = compare_runs(opened.folder, other.folder, telling.advance, by=by)
-    return found if look is None else replace(found, errors=look.of(found.errors))
+    return found if look is None else selected(found, look)
 
 
 def _executor(keywords: Keywords) -> AbstractContextManager[Executor]:

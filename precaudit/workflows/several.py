@@ -148,7 +148,7 @@ def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> 
     """
     rows: list[PolicyRow] = []
     said: list[str] = []
-    first: Comparison | None = None
+    first: Comparison[Run] | None = None
     for path in runs_in(folder):
         name = path.name
         try:
@@ -171,7 +171,7 @@ def _name_progress(tell: Advance, name: str) -> Advance:
     return lambda done, total, what: tell(done, total, f"{name}: {what}")
 
 
-def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Comparison, PolicyRow]":
+def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Comparison[Run], PolicyRow]":
     from precaudit.references.comparison.compare import compare
 
     found = compare(open_run(path), None, None, options, tell)
@@ -182,7 +182,7 @@ def _compare(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Com
     return found, replace_row(row_of(found, judged), stored_kl=_stored_kl(found, options, tell))
 
 
-def _stored_kl(found: "Comparison", options: "CompareOptions", tell: Advance) -> Number | None:
+def _stored_kl(found: "Comparison[Run]", options: "CompareOptions", tell: Advance) -> Number | None:
     """Return the largest KL from FP64 of the weights as they are stored; None where those are the run's own."""
     record = found.run.record
     if record.policy["weights"] == "as-stored":

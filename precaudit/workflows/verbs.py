@@ -11,7 +11,6 @@ from precaudit.recording.opening import AnyRun, holds_run, open_any
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
-from precaudit.recording.runs.compared_programs import ProgramErrors
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.schema.selection import Texts
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from precaudit.recording.runs.written import Comparison
     from precaudit.recording.tracing.subject import Subject
     from precaudit.recording.tracing.trace import TraceOptions as TraceOptions
-    from precaudit.references.comparison.between import Between
     from precaudit.references.comparison.compare import CompareOptions as CompareOptions
     from precaudit.references.formula import OwnReference
     from precaudit.references.names_map import Names
@@ -134,7 +132,7 @@ def trace(
 
 
 @overload
-def compare(run: Imported, against: Any, *, progress: Telling = None) -> "Between": ...
+def compare(run: Imported, against: Any, *, progress: Telling = None) -> "Comparison[AnyRun]": ...
 @overload
 def compare(
     run: Opened,
@@ -142,7 +140,7 @@ def compare(
     *,
     reference: "OwnReference | Names | None" = None,
     **how: Unpack[ComparingProgram],
-) -> ProgramErrors: ...
+) -> "Comparison[Opened]": ...
 @overload
 def compare(
     run: "Run | Imported | Path | str",
@@ -150,7 +148,7 @@ def compare(
     select: "Selection | None" = None,
     options: "CompareOptions | None" = None,
     **how: Unpack[Comparing],
-) -> "Comparison": ...
+) -> "Comparison[Run]": ...
 @takes_urls
 def compare(
     run: Any,

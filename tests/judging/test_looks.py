@@ -9,10 +9,10 @@ import pytest
 import precaudit
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.judging.gate import judge_look
-from precaudit.judging.looks import Look, look_at
+from precaudit.judging.gate import judge_found
+from precaudit.judging.looks import Look, look_at, selected
 from precaudit.recording.programs.loading import load_program
-from precaudit.recording.runs.compared_programs import program_errors
+from precaudit.recording.runs.compared_programs import program_errors, recall_program
 from tests.helpers.paths import EXAMPLES
 
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
@@ -36,7 +36,7 @@ def test_a_look_holds_what_it_names(compared):
     kept = look.of(every)
     assert {(e.prompt, e.layer, e.point) for e in kept} == {("a", 1, "query")}
     assert {e.kind for e in kept} == {"local", "forward", "accum"}
-    assert judge_look(run, every, look).counts == {"pass": 2}
+    assert judge_found(selected(recall_program(run), look), every).counts == {"pass": 2}
     assert look_at(run) is None
     assert len(look_at(run, points="all").of(every)) == len(every)
 
@@ -82,5 +82,6 @@ def test_what_fails_elsewhere_is_not_in_the_look(compared):
         msgspec.structs.replace(e, **far) if (e.kind, e.layer, e.point) == ("local", 2, "query") else e
         for e in program_errors(run)
     ]
-    assert judge_look(run, every, look_at(run, layers="2")).exit_code == 3
-    assert judge_look(run, every, look_at(run, layers="0,1")).exit_code == 0
+    found = replace(recall_program(run), errors=every)
+    assert judge_found(selected(found, look_at(run, layers="2")), every).exit_code == 3
+    assert judge_found(selected(found, look_at(run, layers="0,1")), every).exit_code == 0

@@ -13,12 +13,13 @@ from safetensors.numpy import load_file, save_file
 import precaudit
 from precaudit import Entry, Program
 from precaudit.errors import UserError
-from precaudit.judging.gate import gate, judge_look
-from precaudit.judging.looks import look_at
+from precaudit.judging.gate import gate, judge_found
+from precaudit.judging.looks import look_at, selected
 from precaudit.judging.programs import missing_program_records
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.tracing import trace_program
+from precaudit.recording.runs.compared_programs import recall_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import open_program_run, write_manifest
 from precaudit.references.comparison.programs import compare_program
@@ -117,7 +118,7 @@ def test_some_phases_are_recorded(tmp_path):
     assert gate(opened.folder).exit_code == 0
     last = trace_program(made, tmp_path / "last", ProgramSelection(phases=["decode"], positions="last:1"))
     assert (last.record.calls, last.record.began) == (1, 2)
-    assert gate(compare_program(last, made).opened).exit_code == 0
+    assert gate(compare_program(last, made).run).exit_code == 0
 
 
 def test_points_of_one_entry_point_leave_the_other_out(tmp_path):
@@ -231,7 +232,7 @@ def test_a_look_may_be_at_one_entry_point(compared):
     kept = look_at(opened, phases="decode").of(errors)
     assert {e.phase for e in kept} == {"decode call"}
     assert len(kept) == sum(e.phase == "decode call" for e in errors)
-    judged = judge_look(opened, errors, look_at(opened, phases="prefill"))
+    judged = judge_found(selected(recall_program(opened), look_at(opened, phases="prefill")), errors)
     assert judged.counts == {"pass": sum(e.phase == "prefill call" for e in errors)}
     with pytest.raises(UserError, match="no entry point 'decod'; did you mean 'decode'"):
         look_at(opened, phases="decod")

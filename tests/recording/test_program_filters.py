@@ -43,7 +43,7 @@ def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     run = precaudit.trace(program, tmp_path / "run", points=asked)
     names = {p.name for p in run.record.judged_points}
     assert names == set(asked.split(","))
-    assert {p.name for p in run.record.points} < {p.name for p in every.opened.record.points}
+    assert {p.name for p in run.record.points} < {p.name for p in every.run.record.points}
     found = numbers(precaudit.compare(run, program))
     outputs = {f"outputs.{name}" for name in names}
     expected = {at: e for at, e in numbers(every).items() if at[4] in names | outputs}

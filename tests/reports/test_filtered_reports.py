@@ -10,7 +10,7 @@ import pytest
 from precaudit.cli import run
 from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.looks import look_by
-from precaudit.judging.recalled import recall_any, records_of
+from precaudit.judging.recalled import recall_any
 from precaudit.recording.opening import open_any
 from precaudit.reports.points import entries_report, recorded_entries
 from precaudit.schema.selection import Filters
@@ -31,7 +31,7 @@ def test_the_gate_counts_what_filters_hold_and_no_more(honest, filters):
     by_keyword = gate(honest, **{name: x for name, x in asdict(filters).items() if x is not None})
     assert by_keyword.counts == part.counts
     look = look_by(open_any(honest), filters)
-    counted = look.of(e for e in records_of(recall_any(honest)) if e.kind in ("local", "forward", "state"))
+    counted = look.of(e for e in recall_any(honest).errors if e.kind in ("local", "forward", "state"))
     pairs = [p for p in recall_any(honest).prefill_decode if look.holds_pair(p.prompt, p.step)]
     assert part.counts["pass"] == len(counted) + len(pairs) < whole.counts["pass"]
     assert set(part.counts) == {"pass"}

@@ -86,6 +86,10 @@ def hostile(honest, tmp_path_factory):
     return folder
 
 
+def with_errors(found, errors):
+    return replace(found, compared=replace(found.compared, errors=errors))
+
+
 def inert(text):
     """Check that nothing of others acts in a page, and return the page parsed."""
     page = Page(text)
@@ -229,10 +233,10 @@ def test_every_verdict_is_in_a_cell_and_the_worst_is_shown_first(honest):
     assert "prefill says 1" in dict(story(logits))["verdict"]
     assert first_map(maps) == "forward"  # of maps with a failure the first
     assert first_map({**maps, "forward": [], "local": [absent]}) == "formula"
-    page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula])))
+    page = inert(html.gathered_page(with_errors(found, [*found.errors, formula])))
     assert page.data["first"]["formula"] == 0
     before = msgspec.structs.replace(formula, layer=2, rel_l2=0.003)  # smaller, and where the fault begins
-    page = inert(html.gathered_page(replace(found, errors=[*found.errors, formula, before])))
+    page = inert(html.gathered_page(with_errors(found, [*found.errors, formula, before])))
     assert "layer 2" in str(page.data["stories"]["formula"][page.data["first"]["formula"]][1])
     assert {"local", "forward", "formula"} <= set(page.data["charts"])
     orders = [page.data["charts"][kind]["layer"][0]["encoding"]["y"]["sort"] for kind in ("local", "formula")]
@@ -423,7 +427,7 @@ def test_a_model_of_thirty_layers_is_less_than_three_megabytes(honest):
     found = gather_run(honest)
     one = [e for e in found.errors if e.layer == 3]
     grown = [msgspec.structs.replace(e, layer=i) for i in (*range(3), *range(5, 30)) for e in one]
-    text = html.gathered_page(replace(found, errors=[*found.errors, *grown]))
+    text = html.gathered_page(with_errors(found, [*found.errors, *grown]))
     assert len(text.encode()) < 3e6
     assert len(json.loads(Page(text).said["script"][0])["stories"]["forward"]) > 30 * 15
 

@@ -33,6 +33,7 @@ from precaudit.interpreters.jaxpr import CannotLift
 from precaudit.judging.gate import judge_found
 from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance, Progress, silent
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
 from precaudit.recording.tracing.programs import jit_program
@@ -132,7 +133,7 @@ def _cause(subject: Subject, w: WorstToken, cache: Path, temperature: float, tel
             return replace(cause, unknown=str(error))
 
 
-def _verdict(found: Comparison) -> tuple[str, int]:
+def _verdict(found: Comparison[Run]) -> tuple[str, int]:
     """Return whether rounding explains a run's errors, or the kind of the first record that fails, and the records."""
     judged = judge_found(found)
     if judged.exit_code == 0:

@@ -8,7 +8,7 @@ from precaudit.diagnosis.bisection.limits import Criterion
 from precaudit.diagnosis.bisection.tasks import Figures
 from precaudit.judging.figures import error_figures
 from precaudit.judging.gate import gate
-from precaudit.judging.recalled import recall_any, records_of
+from precaudit.judging.recalled import recall_any
 from precaudit.progress import Progress
 from precaudit.recording.opening import open_any
 from precaudit.recording.runs.bits import compare_bits
@@ -56,7 +56,7 @@ def read_figures(folder: Path, good: Path, against: str, criterion: Criterion) -
         return {"differing": float(compare_bits(open_any(good), open_any(folder)).differing)}
     if against == "good":
         return error_figures(compare_runs(folder, good).errors, PairError)
-    figures = error_figures(records_of(recall_any(folder)))
+    figures = error_figures(recall_any(folder).errors)
     return figures | ({"verdict": float(gate(folder).exit_code)} if criterion.name == "verdict" else {})
 
 

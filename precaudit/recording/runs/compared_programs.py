@@ -1,16 +1,14 @@
 """What ``compare`` has written beside a program's run: compared.json, and the records that it says are of this run."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, PAIRS, Opened
-from precaudit.schema.brief import Brief
+from precaudit.recording.runs.written import Comparison
 from precaudit.schema.filed import Filed
-from precaudit.schema.frames import errors_frame
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
@@ -47,20 +45,6 @@ class Compared(Record, frozen=True, omit_defaults=False):
     code: str = ""
 
 
-class ProgramErrors(Brief, list[ErrorRecord]):
-    """The error records of a program's run: a list that prints as a few lines."""
-
-    def __init__(
-        self, errors: Iterable[ErrorRecord], opened: Opened, prefill_decode: Sequence[PrefillDecodeRecord] = ()
-    ) -> None:
-        super().__init__(errors)
-        self.opened, self.prefill_decode = opened, list(prefill_decode)
-
-    def frame(self) -> Any:
-        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
-        return errors_frame(self)
-
-
 def is_compared(opened: Opened) -> bool:
     """Whether ``compare`` has written anything of a run."""
     return (opened.folder / MARKS).is_file() and (opened.folder / ERRORS).is_file()
@@ -88,6 +72,11 @@ def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
     if found.run != file_hash(opened.folder / MANIFEST) or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
     return Filed(path, ERROR_KINDS)
+
+
+def recall_program(opened: Opened) -> Comparison[Opened]:
+    """Return what compare has written of a run, whose records stay in their file; raises UserError as they do."""
+    return Comparison(opened, filed_errors(opened), pairs_of(opened), marks_of(opened).told, opened.folder)
 
 
 def pairs_of(opened: Opened) -> list[PrefillDecodeRecord]:

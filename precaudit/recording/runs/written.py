@@ -1,9 +1,9 @@
 """What compare has written about a run, read again: all that judging and reporting need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -21,22 +21,36 @@ from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRec
 from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.records.lines import read_lines
 
+R = TypeVar("R")  # the kind of run
+
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Brief):
-    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of.
+class Comparison(Brief, Generic[R]):
+    """What compare found of a run of any kind: its records, restricted to what was looked at; a sequence of them.
 
-    ``peaks``: the most resident memory in bytes of each other process that computed them, by its name.
+    ``against``: the run that it is compared with, None for FP64. ``formula``: prompts it was asked of. ``peaks``: the
+    most resident memory in bytes of each other process that computed them, by its name. ``beside``: numbers that a dump
+    reports.
     """
 
-    run: Run
+    run: R
     errors: Sequence[ErrorRecord]
-    prefill_decode: list[PrefillDecodeRecord]
+    prefill_decode: Sequence[PrefillDecodeRecord]
     notes: tuple[str, ...]
     folder: Path
-    against: Run | None = None
+    against: Any = None
     formula: tuple[str, ...] = ()
     peaks: Mapping[str, int] = field(default_factory=dict)
+    beside: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.errors)
+
+    def __iter__(self) -> Iterator[ErrorRecord]:
+        return iter(self.errors)
+
+    def __getitem__(self, i: int) -> ErrorRecord:
+        return self.errors[i]
 
     def frame(self) -> Any:
         """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
@@ -47,7 +61,7 @@ class Comparison(Brief):
         return pairs_frame(self.prefill_decode)
 
 
-def recall(run: Run | Path | str, held: bool = True) -> Comparison:
+def recall(run: Run | Path | str, held: bool = True) -> Comparison[Run]:
     """Return everything compare has written about a run; raises UserError when there is nothing, or of another run.
 
     ``held``: whether its records are in memory, or stay in their files (precaudit/schema/filed.py).

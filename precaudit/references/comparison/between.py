@@ -1,6 +1,6 @@
 """Two runs of any kind against each other: a model's, a program's, an imported dump. No JAX."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, singledispatch
 from pathlib import Path
@@ -17,6 +17,7 @@ from precaudit.recording.opening import AnyRun, against_folder, open_any
 from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.runs.written import Comparison
 from precaudit.references.comparison.pairs import (
     CaseSides,
     Common,
@@ -28,9 +29,7 @@ from precaudit.references.comparison.pairs import (
     side_of,
     token_notes,
 )
-from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
-from precaudit.schema.frames import errors_frame
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Number
@@ -57,20 +56,6 @@ class ReportedNumber(NamedTuple):
 
     reported: Reported
     here: Number | None
-
-
-@dataclass(frozen=True, repr=False)
-class Between(Brief):
-    """What one run is against another: records, notes, and the numbers that a dump reports beside ours."""
-
-    errors: Sequence[ErrorRecord]
-    notes: tuple[str, ...]
-    beside: tuple[ReportedNumber, ...]
-    folder: Path
-
-    def frame(self) -> Any:
-        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
-        return errors_frame(self.errors)
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,7 @@ def piece_records(shared: CommonPair, piece: PairPiece, tell: Advance) -> list[E
 
 def compare_runs(
     run: Path | str, against: Path | str, tell: Advance = silent, held: bool = True, by: Executor | None = None
-) -> Between:
+) -> Comparison[AnyRun]:
     """Hold ``run`` against another; write its records to run/against/<hash>/errors.jsonl and return them.
 
     A call of a program is prefill where it is its first, else decode step by step. ``held``: whether the records are in
@@ -147,7 +132,8 @@ def compare_runs(
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors)
     filed = Filed(folder / "errors.jsonl", ERROR_KINDS)
-    return Between(tuple(filed) if held else filed, tuple(notes), beside, folder)
+    errors = tuple(filed) if held else filed
+    return Comparison(both[0], errors, [], tuple(notes), folder, both[1], peaks=by.peaks, beside=beside)
 
 
 @singledispatch

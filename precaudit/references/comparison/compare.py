@@ -95,7 +95,7 @@ def compare(
     options: CompareOptions | None = None,
     tell: Advance = silent,
     subject: Any = None,
-) -> Comparison:
+) -> Comparison[Run]:
     """Compare a recorded run with FP64 and emulations, or (``against``) with another run; write the errors beside it.
 
     ``select`` filters; None takes all that was recorded. ``subject``: the program that was recorded, for its formula,
@@ -139,7 +139,7 @@ def compare(
     return found if select is None or select.positions is None else at_positions(found, select.positions)
 
 
-def at_positions(found: Comparison, positions: str) -> Comparison:
+def at_positions(found: Comparison[Run], positions: str) -> Comparison[Run]:
     """Return what was found of the calls that hold some positions; raises UserError where none does."""
     calls = calls_at(found.run, positions)
     errors = [e for e in found.errors if not e.prompt or (e.prompt, e.phase, e.step) in calls]
@@ -251,7 +251,7 @@ def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
             yield from book.forward(Place(prompt, phase, 0, layer, point))
 
 
-def _pair(run: Run, against: Run, select: Selection | None, options: CompareOptions, tell: Advance) -> Comparison:
+def _pair(run: Run, against: Run, select: Selection | None, options: CompareOptions, tell: Advance) -> Comparison[Run]:
     """Compare a run (candidate) with another."""
     selected = resolve_selection(Recorded(run, {}, {}, config_of(run.record.model.config)), select, options.accum)
     with pieces_by(options) as made:

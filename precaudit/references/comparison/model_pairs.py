@@ -84,7 +84,7 @@ def pair_records(shared: ModelPair, piece: PairPiece, tell: Advance) -> PairReco
     return found
 
 
-def compare_models(pair: ModelPair, held: bool, tell: Advance, by: Executor) -> Comparison:
+def compare_models(pair: ModelPair, held: bool, tell: Advance, by: Executor) -> Comparison[Run]:
     """Compare two runs, a prompt at a time; files go to RUN/against/<AGAINST>/. ``held``: as ``compare_runs`` has it.
 
     Raises UserError where they have no prompt in common.

@@ -12,9 +12,9 @@ from precaudit.numbers.formats import parse_accumulation
 from precaudit.progress import silent
 from precaudit.recording.programs.loading import named_of, program_of
 from precaudit.recording.programs.program import Program
-from precaudit.recording.runs.compared_programs import Compared, ProgramErrors, Unpaired, write_compared
+from precaudit.recording.runs.compared_programs import Compared, Unpaired, write_compared
 from precaudit.recording.runs.programs import Opened, open_program_run
-from precaudit.recording.runs.written import computing_code
+from precaudit.recording.runs.written import Comparison, computing_code
 from precaudit.references.comparison.program_pieces import (
     ProgramShadows,
     WholeCase,
@@ -50,7 +50,7 @@ def compare_program(
     execution: Execution = HERE,
     accum: Sequence[str] = (),
     holds: Holds | None = None,
-) -> ProgramErrors:
+) -> Comparison[Opened]:
     """Return the error records of a program's run and write them beside it.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source.
@@ -84,8 +84,9 @@ def compare_program(
         each = zip(entries, shared.books, strict=True)
         errors = [e for one, book in each for e in _with_inner_formats(one.opened, book, whole.of(one.opened.record))]
     pairs = [p for case in opened.record.cases for p in whole.pairs.get(case, ())]
-    write_compared(opened, errors, pairs, msgspec.structs.replace(whole.marks, names=names or {}))
-    return ProgramErrors(errors, opened, pairs)
+    marks = msgspec.structs.replace(whole.marks, names=names or {})
+    write_compared(opened, errors, pairs, marks)
+    return Comparison(opened, errors, pairs, marks.told, opened.folder, peaks=by.peaks)
 
 
 def _computed(shared: ProgramShadows, by: Executor, work: Lacking) -> KnownRecords:

@@ -39,9 +39,6 @@ def _halves(word: str) -> list[str]:
 
 def look_of(run: Recalled, filters: Filters) -> Look | None:
     """Return what filters leave of a run, None where there are none; raises UserError for what the run lacks."""
-    if run.program is not None:
-        return look_by(run.program, filters)
-    assert run.compared is not None
     return look_by(run.compared.run, filters)
 
 

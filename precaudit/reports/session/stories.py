@@ -76,7 +76,7 @@ def _made_by(run: Recalled, point: str) -> Iterator[tuple[str, str]]:
 
 def _context(run: Recalled, e: ErrorRecord, position: int, text: Text | None) -> str:
     """Return a token between what stands before and after it, marked; nothing of a program without token ids."""
-    if run.compared is not None:
+    if run.program is None:
         before, this, after = in_context(token_ids(run.compared.run, e.prompt), position, text)
         return f"{before}«{this}»{after}  "
     ids = None if run.program is None else _fed(run.program, e, position)
