@@ -234,7 +234,7 @@ def missing_program_records(opened: Opened, seen: Container[object]) -> Iterator
                         step=call,
                         layer=layer,
                         point=p.name,
-                        text="no error record of it",
+                        text="no error record of it; compare again without filters",
                     )
 
 

@@ -849,6 +849,11 @@ def test_exit_codes(statuses, code):
     assert counts(given) == Counter(statuses)
 
 
+def test_two_runs_beside_each_other_are_not_gated(honest):
+    with pytest.raises(UserError, match="differences of two runs, which no limit is for: gate one of the runs"):
+        gate(replace(honest, against=honest.run))
+
+
 def test_run_and_file_agree_on_an_injected_fault(honest, lines):
     errors, write = lines
     i = next(i for i, e in enumerate(errors) if e.kind == "local" and e.point == "q" and e.layer == 2)

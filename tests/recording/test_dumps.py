@@ -115,7 +115,8 @@ def test_what_differs_is_placed(ours, mapped, tmp_path):
 def test_filters_of_a_dump_are_those_of_any_run(ours, mapped, tmp_path, capsys):
     dump = import_dump(dumped(tmp_path / "dump", ours), tmp_path / "theirs", mapped)
     found = precaudit.compare(dump, ours.folder, layers="1:3", points="q,k")
-    assert {(e.layer, e.point) for e in found.errors} == {(i, p) for i in (1, 2) for p in "qk"}
+    assert isinstance(found, precaudit.Comparison)
+    assert {(e.layer, e.point) for e in found} == {(i, p) for i in (1, 2) for p in "qk"}
     assert {e.layer for e in precaudit.compare(dump, ours.folder, positions="last:1").errors} == {0, 1, 2, 3, 4, None}
     for filters, says in (
         ({"points": "quark"}, "the run holds no point 'quark'"),

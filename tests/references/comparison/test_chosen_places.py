@@ -83,7 +83,11 @@ def test_what_is_added_joins_what_is_there(run, recomputed):
 
 def test_what_was_not_compared_is_missing_and_a_part_passes(run):
     opened, program = run
-    precaudit.compare(opened, program, layers="1", points=SCAN)
+    found = precaudit.compare(opened, program, layers="1", points=SCAN)
+    assert isinstance(found, precaudit.Comparison)
+    said, whole = gate(found).counts, gate(opened).counts
+    assert said["pass"] == sum(e.kind != "accum" for e in found)  # and all else is missing
+    assert sum(said.values()) == sum(whole.values())
     assert gate(opened).counts["missing"] > 0
     assert gate(opened, layers="1", points=SCAN).exit_code == 0
     assert gate(opened, layers="2", points=SCAN).counts.keys() == {"missing", "pass"}  # forward errors are there
