@@ -198,7 +198,7 @@ def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, 
     from precaudit.recording.runs.written import recall
     from precaudit.references.comparison.compare import compare
     from precaudit.reports.comparison import comparison_page, comparison_report
-    from precaudit.reports.headline import headline
+    from precaudit.reports.headline import AMONG, headline
     from precaudit.reports.pages import as_markdown
     from precaudit.workflows.dumped_model import dump_as_run
     from precaudit.writing import write_whole
@@ -215,7 +215,7 @@ def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, 
     elif asked is None:
         verdict = headline(gate(recall(run)), str(run))  # with what an earlier --formula found of it
     else:
-        verdict = headline(judge_found(found), str(run), " in what was selected")
+        verdict = headline(judge_found(found), str(run), AMONG)
     if asked is None:
         write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
     report = comparison_report(found, verdict, shown.verbose, shown.every)
@@ -316,7 +316,7 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
     from precaudit.references.comparison.programs import compare_program
     from precaudit.references.names_map import Names
     from precaudit.references.textbook.pieces import Execution
-    from precaudit.reports.headline import headline
+    from precaudit.reports.headline import AMONG, headline
     from precaudit.reports.pages import as_markdown
     from precaudit.reports.program import program_report
     from precaudit.writing import write_whole
@@ -338,7 +338,7 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
             found = compare_program(opened, program, reference, Execution(by, advance), accum, holds)
     part = found if look is None else selected(found, look)
     said = gate(run) if look is None else judge_found(part, found.errors)
-    verdict = headline(said, str(run), "" if look is None else " in what was selected")
+    verdict = headline(said, str(run), "" if look is None else AMONG)
     if look is None:
         page = program_report(opened, part.errors, verdict, verdicts=said.verdicts)
         write_whole(run / "report.md", as_markdown(page, 1, None), inside=True)

@@ -84,6 +84,7 @@ def command(context: click.Context, /, run: Path, filters: "Filters", to: Delive
     from precaudit.recording.runs.reader import open_run
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.diagnosis import diagnosis_report
+    from precaudit.reports.headline import AMONG
 
     kind, model, mesh, partial = kind_of(run), given["model"], given["mesh"], given["partial"]
     if kind is Opened:
@@ -102,7 +103,7 @@ def command(context: click.Context, /, run: Path, filters: "Filters", to: Delive
         options = CompareOptions(accum=(), model=model, partial=partial, cache=cache)
         subject = lift_subject(opened, None, options, _meanings(given["lift"]))
         found = diagnose(opened, asked, options, advance, subject, given["objective"])
-        deliver(diagnosis_report(found, given["verbose"]), to)
+        deliver(diagnosis_report(found, given["verbose"], "" if asked is None else AMONG), to)
         codes = {found.exit_code}
         if on_meshes is not None:
             codes.add(_across(found, on_meshes, model, cache, to.as_json))
@@ -132,6 +133,7 @@ def _program(run: Path, filters: "Filters", to: Delivery, given: dict[str, Any])
     from precaudit.judging.looks import look_by
     from precaudit.recording.runs.compared_programs import program_errors
     from precaudit.recording.runs.programs import open_program_run
+    from precaudit.reports.headline import AMONG
     from precaudit.reports.program_diagnosis import program_diagnosis_report
 
     with progress_bar() as advance:
@@ -141,7 +143,7 @@ def _program(run: Path, filters: "Filters", to: Delivery, given: dict[str, Any])
         found = diagnose_program(opened, given["program"], advance, objective, look, given["model"])
     errors = program_errors(opened)
     shown = errors if look is None else look.of(errors)
-    deliver(program_diagnosis_report(found, shown, given["verbose"]), to)
+    deliver(program_diagnosis_report(found, shown, given["verbose"], "" if look is None else AMONG), to)
     return found.exit_code
 
 

@@ -284,8 +284,8 @@ def _program(context: click.Context, reference: str, filters: "Filters", sketch:
         entries = None if phases is None else names_in(phases, "entry point")
         select = ProgramSelection(chosen, asked, entries, filters.positions, taps)
         options = ProgramTraceOptions(reference, force, called, target, strict, context.params["resume"], sketch)
+        trust(reference)  # its code has run
         run = trace_program(program, folder, select, options, advance)
-    trust(reference)
     for n in (n for one in run.entries for n in one.record.neutrality):
         if not n.bitwise:
             say(f"warning: taps changed the outputs of {n.case} by up to {digits(n.max_diff, 2)}", err=True)

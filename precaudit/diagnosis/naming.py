@@ -1,6 +1,8 @@
 """What makes a program's values of an operation from its own inputs, where the textbook's formula does not."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import MappedTextbook, Pair
 from precaudit.references.mutations.candidates import variants
+from precaudit.references.mutations.declared import place_names
 from precaudit.references.mutations.fitting import Fit, fits
 from precaudit.references.mutations.forms import Form, Inputs, evaluate_form, usual_form
 from precaudit.references.mutations.heads import head_variants
@@ -34,6 +37,7 @@ CONSTANT = 1e-7  # of a value, that a constant held in float32 leaves at most
 FEW = 3  # significant digits of a number that somebody wrote
 FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
+CLOSER = 0.5  # of what the textbook's formula leaves, that the nearest may leave
 
 
 def name_formula(book: MappedTextbook, beside: Shown, pair: Pair, suspect: bool = False) -> NamedOperation | None:
@@ -93,17 +97,58 @@ def name_formula(book: MappedTextbook, beside: Shown, pair: Pair, suspect: bool 
     for v in _of_parts(each, seen):
         if not v.describes and share_left(v.form) <= SAME:
             return NamedOperation(v.name, v.says, share_left(v.form), pair=_part(beside, pair, each))
+    if not suspect and (summed := _sum_before(book, beside, pair, each, seen)) is not None:
+        return summed
     if not all(np.isfinite(x).all() for x in seen):
         return NamedOperation(UNNAMED, "it has NaN or infinity in FP64, too", 1.0)
     if not sure:
         return None
     near = (
         f"; nearest: {best[1].says}, with an error of {digits(best[0], 2)}"
-        if best is not None and best[0] <= NEAR
+        if best is not None and best[0] <= min(NEAR, CLOSER * share_left(usual_form))
         else ""
     )
     says = f"no known formula gives it from its own inputs{near}"
     return NamedOperation(UNNAMED, says, 1.0, pair=_part(beside, pair, each))
+
+
+def _sum_before(
+    book: MappedTextbook, beside: Shown, pair: Pair, each: Sequence[Inputs], seen: Sequence[Array]
+) -> NamedOperation | None:
+    """Return what changes the sum into the stream that an operation reads, where the program shows its addend alone."""
+    name, layer = POINTS[pair.point].inputs[0], book.config.layers - 1 if pair.layer is None else pair.layer
+    shown = {(p.layer, p.point): p for p in beside.seen}
+    if POINTS[name].handed is not None and layer:
+        name, layer = POINTS[name].handed or "", layer - 1
+    if POINTS[name].kind != "sum" or (layer, name) in shown:
+        return None
+    stream, addend = POINTS[name].inputs
+    if (added := shown.get((layer, addend))) is None:
+        return None
+    read = [beside.seen[x] if (x := shown.get((layer, n))) else beside.expected[layer, n] for n in (stream, addend)]
+    every = [(b, seq) for b, seq in enumerate(beside.sequences) if len(seq.rows)]
+    sums = [
+        Inputs(book.model, layer, name, seq.positions, tuple(x[b, seq.rows] for x in read), turned=seq.earlier.turned)
+        for b, seq in every
+    ]
+
+    def share_left(form: Form) -> float:
+        with np.errstate(all="ignore"):
+            made = [
+                replace(o, values=(evaluate_form(form, s, FP64), *o.values[1:]))
+                for o, s in zip(each, sums, strict=True)
+            ]
+            off = np.concatenate([_off(evaluate_form(usual_form, o, FP64), x) for o, x in zip(made, seen, strict=True)])
+        return float(off.max()) if np.isfinite(off).all() else float("inf")
+
+    # a norm knows no factor on both terms: that on the term which the program shows is told
+    order = sorted(fits(sums[0]), key=lambda f: "addend" not in f.what)
+    fitted = (f.variant(n) for f in order if (n := _fit_number(f, share_left)) is not None)
+    for v in chain(variants(name, load_policy("fp32-highest"), book.config, layer), fitted):
+        if v.form is not usual_form and (left := share_left(v.form)) <= SAME:
+            what = v.says.removesuffix("; nearest known: none")
+            return NamedOperation(v.name, f"{what}, in the sum that adds {place_names([added])}", left)
+    return None
 
 
 def _part(beside: Shown, pair: Pair, each: Sequence[Inputs]) -> Pair:

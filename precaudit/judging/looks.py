@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
+from precaudit.errors import UserError
 from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.dumps.runs import Imported
@@ -14,7 +15,7 @@ from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison, R
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
-from precaudit.schema.places import Place
+from precaudit.schema.places import Place, layers_text
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Filters, Texts, check_names, filter_text, parse_layers
 
@@ -68,7 +69,8 @@ def selected(found: Comparison[R], look: Look) -> Comparison[R]:
 class Nameable:
     """What filters may name in a run: how many layers there are, points, phases as they are given, and cases.
 
-    ``phases``: the phase of records by what is written for it; ``words``: what a phase and a case are called.
+    ``phases``: the phase of records by what is written for it; ``words``: what a phase and a case are called;
+    ``held``: the layers that it holds, None for all.
     """
 
     layers: int
@@ -76,6 +78,7 @@ class Nameable:
     phases: Mapping[str, str]
     cases: Sequence[str]
     words: tuple[str, str]
+    held: Collection[int] | None = None
 
 
 @singledispatch
@@ -88,7 +91,8 @@ def nameable_in(run: Any) -> Nameable:
 def _(run: Run) -> Nameable:
     asked = run.record.requested
     phases = {phase: phase for phase in asked.phases}
-    return Nameable(int(run.record.model.config["layers"]), tuple(POINTS), phases, asked.prompts, ("phase", "prompt"))
+    words, layers = ("phase", "prompt"), int(run.record.model.config["layers"])
+    return Nameable(layers, tuple(POINTS), phases, asked.prompts, words, asked.layers)
 
 
 @nameable_in.register
@@ -104,7 +108,8 @@ def _(run: Opened) -> Nameable:
     names = {p.name for one in run.entries for p in (*one.record.judged_points, *one.record.outputs)}
     names |= {name.partition("#")[0] for name in names}
     entries = {one.record.entry: one.record.phase for one in run.entries}
-    return Nameable(layers_of(run), sorted(names), entries, run.record.cases, ("entry point", "case"))
+    words = ("entry point", "case")
+    return Nameable(layers_of(run), sorted(names), entries, run.record.cases, words, run.record.layers)
 
 
 def look_at(
@@ -126,6 +131,8 @@ def look_at(
     known = nameable_in(opened)
     a_phase, a_case = known.words
     wanted = None if some is None else frozenset(parse_layers(some, known.layers))
+    if wanted is not None and known.held is not None and not wanted & {*known.held}:
+        raise UserError(f"--layers {some}: {opened.folder} holds {layers_text(sorted(known.held))} alone")
     of = _check_known(points, "point", known.points)
     at = _check_known(phases, a_phase, tuple(known.phases))
     within = None if at is None else tuple(known.phases[name] for name in at)

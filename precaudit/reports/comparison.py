@@ -58,7 +58,7 @@ def comparison_page(found: Comparison[Run], verdict: Headline | None = None) -> 
 
 def recalled_report(found: Gathered, verbose: bool = False, every: bool = False, page: bool = False) -> Report:
     """Return the report of all that is written beside a run; ``page``: with everything there is."""
-    verdict = headline(found.judgement, str(found.folder))
+    verdict = headline(found.judgement, str(found.folder), found.among)
     if found.program is not None:
         made = program_report(found.program, found.errors, verdict, verbose or every, found.judgement.verdicts)
     elif page:

@@ -30,11 +30,14 @@ JUMP = 3.0  # growth from a layer to the next that is pointed out
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
 
-def diagnosis_report(found: Diagnosis, verbose: bool = False) -> Report:
-    """Return the report of a diagnosis: the verdict, each finding, then what there is to know of a sound run."""
+def diagnosis_report(found: Diagnosis, verbose: bool = False, among: str = "") -> Report:
+    """Return the report of a diagnosis: the verdict, each finding, then what there is to know of a sound run.
+
+    ``among``: what of the run was looked at, in words, where that is not all.
+    """
     lines = [*_lines(found, verbose), *(growth_lines(found.compared.errors) if verbose else [])]
     sections = (findings_section(found.findings), Section(lines=tuple(lines)))
-    return Report(verdict(found), sections, records=found.findings)
+    return Report(verdict(found, among), sections, records=found.findings)
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
@@ -62,7 +65,7 @@ def _lines(found: Diagnosis, verbose: bool) -> list[str]:
     return lines
 
 
-def verdict(found: Diagnosis) -> Headline:
+def verdict(found: Diagnosis, among: str = "") -> Headline:
     """Return the first sentence: the first finding, that there is none, or what is not known."""
     if found.findings:
         return first_of(found.findings)
@@ -73,7 +76,7 @@ def verdict(found: Diagnosis) -> Headline:
         return Headline("?", f"{n} {'questions stay' if n > 1 else 'question stays'} unknown, and no fault was found.")
     other = besides(found.compared.run.record.policy)
     explains = f"rounding and {other} explain" if other else "rounding explains"
-    return Headline("✓", f"{explains} all {found.judged:,} errors that were judged.")
+    return Headline("✓", f"{explains} all {found.judged:,} errors that were judged{among}.")
 
 
 def sound(found: Diagnosis, verbose: bool = True) -> str:

@@ -14,7 +14,7 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun
 from precaudit.recording.runs.unique import UniqueHashes
 from precaudit.recording.runs.written import Comparison
-from precaudit.reports.headline import of_status
+from precaudit.reports.headline import AMONG, of_status
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import read_lines
@@ -51,12 +51,16 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Gathered(Recalled):
-    """A compared run and what else is known of it; ``findings``, ``shares``, ``remedies``: None where not diagnosed."""
+    """A compared run and what else is known of it; ``findings``, ``shares``, ``remedies``: None where not diagnosed.
+
+    ``among``: what of it is looked at, in words, where that is not all.
+    """
 
     judgement: Judgement = field(kw_only=True)
     findings: tuple[Finding, ...] | None = None
     shares: tuple[Shares, ...] | None = None
     remedies: tuple[Remedy | LineRemedy, ...] | None = None
+    among: str = ""
 
     def suspects(self) -> UniqueHashes:
         """Return (kind, place) of every failure that something before it accounts for."""
@@ -91,7 +95,9 @@ def _selected(found: Gathered, look: Look, judged: Judgement) -> Gathered:
     """Return what a look at a run holds; shares and what changes help are for the whole, and are omitted."""
     findings = None if found.findings is None else tuple(f for f in found.findings if _is_held(f, look))
     compared = selected(found.compared, look)
-    return replace(found, compared=compared, judgement=judged, findings=findings, shares=None, remedies=None)
+    return replace(
+        found, compared=compared, judgement=judged, findings=findings, shares=None, remedies=None, among=AMONG
+    )
 
 
 def _is_held(f: Finding, look: Look) -> bool:

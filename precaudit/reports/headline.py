@@ -17,6 +17,7 @@ from precaudit.schema.places import LAST, point_text
 from precaudit.schema.records.base import value
 from precaudit.schema.records.runs import PROGRAM_CALL, is_call
 
+AMONG = " in what was selected"  # where filters chose
 LARGE = 0.1  # of the values themselves: from here on the first sentence says how far off they are
 KINDS = ("formula", "state", "policy", "local", "sums", "forward")  # of one place, what says most first
 

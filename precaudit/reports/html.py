@@ -102,7 +102,9 @@ def run_report(found: Gathered) -> Report:
 def _sections(found: Gathered) -> Iterator[Section]:
     of_model, diagnosed = found.program is None, found.findings is not None
     none = ("none: diagnosis found nothing that rounding does not explain.", "")
-    none = none if diagnosed else ("not known yet, nor what would help. Run:", f"precaudit diagnose {found.folder}")
+    part = " --partial" if found.record.finished is None else ""
+    again = f"precaudit diagnose {found.folder}{part}"
+    none = none if diagnosed else ("not known yet, nor what would help. Run:", again)
     yield replace(findings_section(found.findings or ()), leads=True, missing=none)
     if charts.grows(found.errors):
         yield Section(
@@ -194,7 +196,7 @@ def _verdict(found: Gathered) -> Headline:
     """Return the verdict: the first finding where there is one, else what the gate says."""
     if found.findings:
         return first_of(found.findings)
-    said = judged(found.judgement, str(found.folder))
+    said = judged(found.judgement, str(found.folder), found.among)
     if said.mark == "✓" and found.findings is None:
         return replace(said, next=f"precaudit diagnose {found.folder}")
     return said

@@ -116,7 +116,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 
 def rows(opened: Opened, errors: Sequence[ErrorRecord], verdicts: Counts | None = None) -> list[tuple[str, ...]]:
-    """Return a row of ``COLUMNS`` for every point and output; ``verdicts``: of the gate, those that are no pass."""
+    """Return a row of ``COLUMNS`` for every point and output that has any; ``verdicts``: those that are no pass."""
     by_point: dict[tuple[str, str], _Seen] = defaultdict(_Seen)
     for e in errors:
         by_point[e.phase, e.point].add(e)
@@ -124,7 +124,9 @@ def rows(opened: Opened, errors: Sequence[ErrorRecord], verdicts: Counts | None 
     found = []
     for r in every:
         for p in (*r.judged_points, *r.outputs):
-            seen = _judged(by_point[r.phase, p.name], verdicts, (r.phase, p.name))
+            if (key := (r.phase, p.name)) not in by_point and verdicts is not None and key not in verdicts:
+                continue  # it was not looked at
+            seen = _judged(by_point[key], verdicts, key)
             found.append(_row(p, seen, f"{r.entry} {p.name}" if len(every) > 1 else p.name))
     return found
 

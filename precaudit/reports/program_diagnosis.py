@@ -15,14 +15,19 @@ from precaudit.schema.records.errors import ErrorRecord
 FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
 
 
-def program_diagnosis_report(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False) -> Report:
-    """Return the report of a program's diagnosis: findings, what is unknown or explained; then effects and growth."""
-    first, *lines = _lines(found, errors, verbose)
+def program_diagnosis_report(
+    found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False, among: str = ""
+) -> Report:
+    """Return the report of a program's diagnosis: findings, what is unknown or explained; then effects and growth.
+
+    ``among``: what of the run was looked at, in words, where that is not all.
+    """
+    first, *lines = _lines(found, errors, verbose, among)
     mark: Mark = "✗" if found.findings else "✓" if first.startswith("✓") else "?"
     return Report(Headline(mark, first[2:]), (Section(lines=tuple(lines)),), records=found.findings)
 
 
-def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> list[str]:
+def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool, among: str) -> list[str]:
     lines = []
     for f in found.findings:
         off = 0.0 if f.rel_l2 is None else value(f.rel_l2)
@@ -33,7 +38,7 @@ def _lines(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool) -> li
     if not found.findings and not found.unknown and not found.explained:
         lines.append("? nothing was judged.")
     elif not found.findings and not found.unknown:
-        lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged.")
+        lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged{among}.")
     lines += [f"Note: {x}; within rounding" for x in found.notes]
     lines += [f"Growth: {x}." for x in growth_sentences(errors)[: None if verbose else 1]]
     lines += [f"Output: {shares_text(s)}" for s in found.effects.shares[: None if verbose else 1]]

@@ -180,6 +180,22 @@ def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
     assert one.says.startswith(says)
 
 
+@pytest.mark.turn
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("factor", "factor on the addend is 0.75, it should be 1, in the sum that adds mlp_out of layer 0 (down, "),
+        ("subtracted", "the addend is subtracted, in the sum that adds attn_proj of layer 0 (mixed, "),
+    ],
+)
+def test_a_sum_into_a_stream_that_no_point_shows_is_told_by_its_addend(name, says, tmp_path):
+    """The norm after it is where it is seen first: its own formula is right."""
+    found = audited(tmp_path, f"addends.py:{name}", mapped=True)
+    told = [f.says for f in found.diagnosis.findings if f.kind == "semantics"]
+    assert told[0].startswith(says)
+    assert not any("nearest" in text for text in told)
+
+
 def linted(program):
     """Return {(rule, file:line)} of what lint finds."""
     return {(f.rule, f.source.rpartition("/")[2]) for f in lint_program(program).findings}

@@ -35,6 +35,7 @@ from precaudit.schema.records.base import value
 
 SHARED = 3  # cases whose outputs are shared out
 DISTANCE = "distance"
+NOT_ASKED = "the run holds no output: trace it without --points, or with an output among them"
 UNNAMED = 'no output is named: Program(..., outputs="logits"), or another name, says what matters'
 UNLIFTED = (CannotLift, NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError)
 
@@ -51,7 +52,7 @@ def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell
     """Return what changed the outputs of a program's run, and what its lines gain."""
     names = [p.name for p in opened.record.outputs]
     if not names:
-        return Effects(unknown=UNNAMED)
+        return Effects(unknown=UNNAMED if opened.record.asked is None else NOT_ASKED)
     last = Last(opened, program, made, OUTPUT_LOGITS if OUTPUT_LOGITS in names else names[0])
     objective = objective if last.distributions else DISTANCE
     found = read_kept(opened.folder, "shares.jsonl", Shares)

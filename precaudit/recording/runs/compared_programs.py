@@ -54,7 +54,8 @@ def marks_of(opened: Opened) -> Compared:
     """Return what compare says of its records; raises UserError where the run was not compared."""
     marks = opened.folder / MARKS
     if not is_compared(opened):
-        raise UserError(f"{opened.folder} was not compared yet: precaudit compare {opened.folder}")
+        part = " --partial" if opened.absent else ""
+        raise UserError(f"{opened.folder} was not compared yet: precaudit compare {opened.folder}{part}")
     try:
         return msgspec.json.decode(marks.read_bytes(), type=Compared)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

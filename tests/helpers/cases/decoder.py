@@ -36,6 +36,8 @@ class Options:
     left: bool = False  # start holds minus the pad of each row
     see_pads: bool = False
     cut_small: float = 0.0  # fused QKV: V smaller than this is not written
+    attended: float = 1.0  # times attention's product, as it is added to the stream
+    fed: float = 1.0  # times the MLP's
 
 
 def rmsnorm(x, weight, o):
@@ -105,11 +107,11 @@ def attention(normed, w, kc, vc, start, lengths, o):
 def block(x, w, kc, vc, start, lengths, o):
     normed = rmsnorm(x, w["attn_norm"], o)
     mixed, keys, values = attention(normed, w, kc, vc, start, lengths, o)
-    x = x + mixed
+    x = x + (mixed if o.attended == 1.0 else mixed * o.attended)
     h2 = rmsnorm(x, w["mlp_norm"], o)
     act = jax.nn.silu(h2 @ w["gate"]) * (h2 @ w["up"])
     down = act @ w["down"]
-    return x + down, keys, values
+    return x + (down if o.fed == 1.0 else down * o.fed), keys, values
 
 
 def forward(params, tokens, start, lengths, cache, o=Options()):
