@@ -124,6 +124,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="precaudit")
+    sys.unraisablehook = _interrupt_again
     code = run(sys.argv[1:])
     hosts = sys.modules.get("precaudit.recording.runs.hosts")
     if hosts is not None and (code or hosts.STATUS in os.environ) and hosts.hosts_here().several:
@@ -133,6 +134,17 @@ def main() -> None:
             sys.stdout.flush()
         hosts.tell_parent(b"done")
     sys.exit(code)
+
+
+def _interrupt_again(caught: "sys.UnraisableHookArgs") -> None:
+    """Interrupt once more where Ctrl-C came in a callback whose exceptions Python ignores, such as JAX's of gc."""
+    if not issubclass(caught.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(caught)
+        return
+    import _thread
+    import threading
+
+    threading.Timer(0.05, _thread.interrupt_main).start()
 
 
 def _spelt(error: UnicodeError) -> tuple[str, int]:

@@ -41,7 +41,7 @@ def missing_records(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     """
     config = config_of(run.record.model.config)
     policy = Policy(name=run.record.policy["name"], **{k: run.record.policy[k] for k in KEYS})
-    index = _index(run.points)
+    index, cut_off = _index(run.points), run.record.finished is None
     for prompt in run.record.requested.prompts:
         if prompt not in run.prompts:
             yield Verdict(status="missing", kind="coverage", prompt=prompt, text="the prompt is not in prompts.jsonl")
@@ -58,7 +58,7 @@ def missing_records(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                     step=e.step,
                     layer=e.layer,
                     point=e.point,
-                    text=problem[1],
+                    text=f"{problem[1]}, which was cut off" if found is None and cut_off else problem[1],
                 )
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
                 yield from _missing_errors(prompt, e, seen, run.record.requested, config)

@@ -239,7 +239,7 @@ def remedies_chart(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGH
     alt = altair_of()
     rows = [r for x in found if isfinite((r := _price_row(x))["gain"]) and isfinite(r["price"])]
     of_lines = any(isinstance(x, LineRemedy) for x in found)
-    title = "price: bytes more, to the right" if of_lines else "price: time of prefill, × before (beyond 1 slower)"
+    title = "price: bytes more, to the right" if of_lines else "price: prefill's time, × before (over 1: slower)"
     base = alt.Chart(data_of(named_apart(rows, "change", "price", "gain"))).encode(
         alt.X("price:Q", title=title, scale=alt.Scale(zero=of_lines, padding=30), axis=alt.Axis(tickCount=5)),
         alt.Y(

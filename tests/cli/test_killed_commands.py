@@ -8,13 +8,15 @@ import io
 import json
 import os
 import shutil
+import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import safetensors.numpy
 
-from precaudit.cli import run
+from precaudit.cli import _interrupt_again, run
 from precaudit.errors import UserError
 from precaudit.recording.runs.reader import open_run
 from tests.helpers.paths import FIXTURES
@@ -187,3 +189,16 @@ def rounded(x):
     if isinstance(x, list):
         return [rounded(v) for v in x]
     return float(f"{x:.9g}") if isinstance(x, float) and abs(x) > 1e-12 else 0.0 if isinstance(x, float) else x
+
+
+def test_ctrl_c_in_a_callback_that_python_passes_over_comes_again(monkeypatch):
+    """JAX's callback of the garbage collector is one: what it raises is printed and forgotten."""
+
+    class Odd:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", _interrupt_again)
+    Odd()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10)

@@ -361,7 +361,7 @@ def test_remedies_name_device_spread_and_direction(honest, tmp_path):
     ):
         assert wanted in page.said["text"], wanted
     titles = json.dumps(page.data["charts"]["remedies"])
-    assert "beyond 1 slower" in titles
+    assert "over 1: slower" in titles
     assert "up is nearer FP64" in titles
 
 

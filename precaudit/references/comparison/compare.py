@@ -238,7 +238,8 @@ def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
             place = Place(prompt, *e.key)
             there = recorded.summed if e.summed else recorded.hashed if e.hashed else recorded.index
             if wanted and place not in there:
-                why = recorded.misfits.get(place, "requested, not in the run")
+                cut_off = ", which was cut off" if recorded.run.record.finished is None else ""
+                why = recorded.misfits.get(place, f"requested, not in the run{cut_off}")
                 yield place.record(LocalError, recorded.run.record.id, "fp64", missing=why)
 
 
