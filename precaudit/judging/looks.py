@@ -15,7 +15,7 @@ from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison, R
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
-from precaudit.schema.places import Place, layers_text
+from precaudit.schema.places import Place, case_of, layers_text
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Filters, Texts, check_names, filter_text, parse_layers
 
@@ -46,7 +46,7 @@ class Look:
         """Whether a call of a case is looked at."""
         return (
             (self.phases is None or not phase or phase in self.phases)
-            and (self.cases is None or not prompt or prompt in self.cases)
+            and (self.cases is None or not prompt or case_of(prompt, self.cases) in self.cases)
             and (self.calls is None or not prompt or (prompt, phase, step) in self.calls)
         )
 

@@ -74,7 +74,7 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
 def remedy(r: LineRemedy) -> str:
     """Return what a line, or several together, gain in float32 and cost."""
     which = f"{r.sources[0]} `{r.text[0]}`" if len(r.sources) == 1 else " and ".join(r.sources)
-    flips = f", top-1 flips {r.flips[0]} to {r.flips[1]} of {r.rows}" if any(r.flips) else ""
+    flips = f", top-1 flips {r.flips[0]} to {r.flips[1]} of {r.rows} sampled rows" if any(r.flips) else ""
     gain, error = 100 * value(r.gain), 100 * value(r.error)
     how = f'; precision="highest" at {" and ".join(r.products)}' if r.products else ""
     return f"{-gain:+.0f} % (± {error:.0f}){flips}, {r.bytes:,} bytes more: {which}{how}"

@@ -1,6 +1,6 @@
 """Where a tensor belongs, in any run."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,6 +40,11 @@ class Place(NamedTuple):
     def record(self, kind: type[E], candidate: str, reference: str, **numbers: Any) -> E:
         """Return an error record of a kind here."""
         return kind(**self._asdict(), candidate=candidate, reference=reference, **numbers)
+
+
+def case_of(prompt: str, cases: Container[str]) -> str:
+    """Return which of some cases a record is of: of the case itself, or a sequence of its batch (``a, row 1``)."""
+    return prompt if prompt in cases else prompt.rpartition(", row ")[0] or prompt
 
 
 def point_text(x: Any) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 import precaudit
 from precaudit.errors import UserError
-from precaudit.judging.recalled import provenance_of, recall_any, records_of
+from precaudit.judging.recalled import provenance_of, recall_any
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import holds_run, manifest_of
 from precaudit.recording.programs.loading import load_program
@@ -49,13 +49,13 @@ def test_records_and_their_origin_are_read_of_models_and_programs_alike(runs):
     with pytest.raises(UserError, match="not compared yet"):
         recall_any(runs / "model")
     with pytest.raises(UserError, match="was not compared yet"):
-        records_of(recall_any(runs / "program"))
+        recall_any(runs / "program")
     for name in ("model", "program"):
         program = {"program": load_program(OWN)} if name == "program" else {}
         precaudit.compare(runs / name, **program)
         found = recall_any(runs / name)
-        assert {e.kind for e in records_of(found)} >= {"local", "forward"}
-        assert provenance_of(found).run == name
+        assert {e.kind for e in found.errors} >= {"local", "forward"}
+        assert provenance_of(found.run).run == name
 
 
 def test_bits_of_a_run_are_its_own(runs):

@@ -18,6 +18,7 @@ from precaudit import Entry, Program
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.diagnosis.sameness.observed import order_in_call
 from precaudit.judging.gate import gate
+from precaudit.judging.looks import look_at, selected
 from precaudit.judging.programs import notes
 from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
@@ -341,6 +342,9 @@ def test_a_batch_alone_padded_and_in_chunks_is_one_function(tmp_path):
     program = viewed()
     opened = trace_program(program, tmp_path / "run")
     found = compare_program(opened, program).prefill_decode
+    again = compare_program(opened, program, holds=lambda _: True)
+    assert again.prefill_decode == found
+    assert len(selected(again, look_at(opened, prompt="both")).prefill_decode) == len(found)
     seen = {view: {(p.prompt, p.position) for p in found if p.view == view} for view in program.then}
     every = {(f"both, row {b}", t) for b in range(2) for t in range(LENGTH)}
     assert seen == {

@@ -59,7 +59,7 @@ def test_a_program_s_own_reference_is_fp64_of_the_whole_at_every_step(scanned):
     assert reference.values(Place("a", PROGRAM_CALL, 0, 0, "nothing")) is None
     assert reference.values(Place("a", PROGRAM_CALL, 7, 0, "mixed")) is None
     places = dict.fromkeys(Place(e.prompt, e.phase, e.step, e.layer, e.point) for e in errors)
-    assert list(place_errors(reference, places)) == errors
+    assert list(place_errors(reference, places)) == list(errors)
 
 
 def test_values_are_kept_where_they_are_asked_for_alone(scanned):

@@ -1,6 +1,8 @@
 """``precaudit bisect`` from the command line: planted answers, outputs, ends that are none, Ctrl-C and resume."""
 
 import json
+import shlex
+import sys
 
 import pytest
 
@@ -40,9 +42,7 @@ def command(tmp_path, body):
     """Return a command that answers by a Python expression over ``changes``; 1 where it is true."""
     path = tmp_path / "answer.py"
     path.write_text(f"import os\nchanges = set(os.environ['PRECAUDIT_CHANGES'].split())\nraise SystemExit({body})\n")
-    import sys
-
-    return f"{sys.executable} {path}"
+    return shlex.join([sys.executable, str(path)])
 
 
 def test_one_key_of_twenty_is_found(tmp_path, twenty, capsys):

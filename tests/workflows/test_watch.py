@@ -1,6 +1,7 @@
 """``precaudit watch``: scripts run unedited, with their own output, traceback and exit code."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -469,7 +470,7 @@ def test_check_raises_for_what_does_not_pass():
 
 def test_audit_watches_a_command(tmp_path, capfd):
     script(tmp_path, DRAWN.format(seed=1))
-    toml = f'command = "{PYTHON} script.py"\nfunction = "<lambda>"\ncalls = "1:3"\noutput = "run"\n'
+    toml = f'command = "{shlex.quote(PYTHON)} script.py"\nfunction = "<lambda>"\ncalls = "1:3"\noutput = "run"\n'
     (tmp_path / "precaudit.toml").write_text(toml)
     assert command(["audit", "--config", str(tmp_path / "precaudit.toml")]) == 0
     said = capfd.readouterr()

@@ -11,7 +11,7 @@ from precaudit.errors import UserError
 from precaudit.recording.runs.compared_programs import Compared, filed_errors, is_compared, marks_of, pairs_of
 from precaudit.recording.runs.programs import Opened, ProgramRun, compared_places, recomputed_places
 from precaudit.recording.runs.written import computing_code
-from precaudit.schema.places import Place
+from precaudit.schema.places import Place, case_of
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import AccumulationError, ErrorRecord, FormulaError, ForwardError, LocalError
 
@@ -22,10 +22,12 @@ Holds = Callable[[Place], bool]
 class KnownRecords:
     """Records by where they are: of operations (``local``), ``forward`` ones, and ``others``, by case and phase.
 
-    ``pairs``: of positions that two entry points see, by case; ``marks``: what compare says of all of them.
+    ``pairs``: of positions that two entry points see, by case; ``marks``: what compare says of all of them; ``cases``:
+    those of the run.
     """
 
     marks: Compared
+    cases: tuple[str, ...]
     local: dict[Place, list[ErrorRecord]] = field(default_factory=dict)
     forward: dict[Place, list[ErrorRecord]] = field(default_factory=dict)
     others: dict[tuple[str, str], list[ErrorRecord]] = field(default_factory=dict)
@@ -39,9 +41,9 @@ class KnownRecords:
             elif isinstance(e, ForwardError):
                 self.forward.setdefault(Place.of(e), []).append(e)
             else:
-                self.others.setdefault((e.prompt, e.phase), []).append(e)
+                self.others.setdefault((case_of(e.prompt, self.cases), e.phase), []).append(e)
         for p in pairs:
-            self.pairs.setdefault(p.prompt, []).append(p)
+            self.pairs.setdefault(case_of(p.prompt, self.cases), []).append(p)
 
     def of(self, record: ProgramRun) -> list[ErrorRecord]:
         """Return the records of an entry point in the order of its cases, calls and points."""
@@ -77,12 +79,12 @@ def known_records(opened: Opened, names: Mapping[str, str] | None) -> KnownRecor
         marks = marks_of(opened)
         if marks.code != computing_code():
             return None
-        found = KnownRecords(marks)
+        found = KnownRecords(marks, opened.record.cases)
         found.add(list(filed_errors(opened)), pairs_of(opened))
         of_function = not marks.names and any(isinstance(e, FormulaError) for es in found.others.values() for e in es)
         if marks.names == names and not of_function:
             return found
-        return KnownRecords(Compared("", "", accum=marks.accum), found.local)
+        return KnownRecords(Compared("", "", accum=marks.accum), found.cases, found.local)
     return None
 
 
@@ -110,6 +112,7 @@ def joined(known: KnownRecords | None, made: KnownRecords, work: Lacking) -> Kno
     )
     return KnownRecords(
         marks,
+        known.cases,
         known.local | made.local,
         known.forward | made.forward,
         {at: x for at, x in known.others.items() if at[0] not in cases} | made.others,

@@ -107,7 +107,8 @@ def _computed(shared: ProgramShadows, by: Executor, work: Lacking) -> KnownRecor
         unpaired += found.unpaired
     told = formula_notes(rests)
     made = KnownRecords(
-        Compared("", "", told=told, accum=tuple(shared.accum), unpaired=tuple(unpaired), code=computing_code())
+        Compared("", "", told=told, accum=tuple(shared.accum), unpaired=tuple(unpaired), code=computing_code()),
+        opened[0].record.cases,
     )
     made.add(errors, pairs)
     return made
