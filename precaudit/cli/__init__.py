@@ -141,10 +141,10 @@ def _interrupt_again(caught: "sys.UnraisableHookArgs") -> None:
     if not issubclass(caught.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(caught)
         return
-    import _thread
+    import signal
     import threading
 
-    threading.Timer(0.05, _thread.interrupt_main).start()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def _spelt(error: UnicodeError) -> tuple[str, int]:

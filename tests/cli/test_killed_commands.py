@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -199,6 +200,10 @@ def test_ctrl_c_in_a_callback_that_python_passes_over_comes_again(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "unraisablehook", _interrupt_again)
-    Odd()
-    with pytest.raises(KeyboardInterrupt):
-        time.sleep(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+    try:
+        Odd()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
