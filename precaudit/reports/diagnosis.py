@@ -190,7 +190,8 @@ def details(f: Finding) -> list[str]:
     if len(f.layers) > 1:
         lines.append(f"also in layers {spans(f.layers[1:])}")
     known = f.rel_l2 is not None and (f.worst is None or math.isfinite(value(f.worst.candidate)))
-    size = f"; relative error of the worst {digits(f.rel_l2)}" if known else ""
+    which = "worst" if f.worst is not None else "first"
+    size = f"; relative error of the {which} {digits(f.rel_l2)}" if known else ""
     lines.append(f"{count_text(f.records, 'record')}, {count_text(len(f.prompts), 'prompt')}{size}")
     if f.worst is not None:
         lines.append(

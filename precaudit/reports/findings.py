@@ -1,5 +1,6 @@
 """What diagnose found, told where a judgement is read: beside the verdicts of the place that a finding is of."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from precaudit.diagnosis.evidence.records import Finding
@@ -14,14 +15,21 @@ Causes = Mapping[Place, tuple[str, ...]]
 
 def cause_text(f: Finding) -> str:
     """Return a finding in one line: its cause, where it is and what was measured, and what to change."""
-    return f"{f.cause}: {point_text(f)}: {f.says}" + (f"; change: {f.fix}" if f.fix else "")
+    place = "" if _says_its_place(f) else f"{point_text(f)}: "
+    return f"{f.cause}: {place}{f.says}" + (f"; change: {f.fix}" if f.fix else "")
+
+
+def _says_its_place(f: Finding) -> bool:
+    """Whether a finding ends with its place, as a program's does: ``…: attn_norm of layer 0 (normed, mine.py:24)``."""
+    return re.search(rf": {re.escape(f.point)} (of layer|\()", f.says) is not None
 
 
 def first_of(findings: Sequence[Finding]) -> Headline:
     """Return the sentence on the first finding, and how many more there are."""
     f, n = findings[0], len(findings) - 1
     more = f" {n} more {'findings' if n > 1 else 'finding'}." if n else ""
-    return Headline("✗", f"{point_text(f)}, {' and '.join(f.phases)}: {f.says}.{more}")
+    place = "" if _says_its_place(f) else f"{point_text(f)}, {' and '.join(f.phases)}: "
+    return Headline("✗", f"{place}{f.says}.{more}")
 
 
 def causes_by_place(j: Judgement, findings: Sequence[Finding]) -> Causes:

@@ -24,17 +24,22 @@ def program(first=lambda w, x: (x @ w,), **changes):
     return replace(Program(first, W, cases, outputs=("y",), entry="prefill", then=then), **changes)
 
 
-@pytest.fixture
-def cut(tmp_path):
-    """A run that was cut off in its second case."""
+def cut_in(case, folder):
+    """Trace the program until decode of a case, where it is cut off."""
 
     def stop(_done, _total, what):
-        if what.startswith("b, decode"):
+        if what.startswith(f"{case}, decode"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trace_program(program(), tmp_path / "run", tell=stop)
-    return tmp_path / "run"
+        trace_program(program(), folder, tell=stop)
+    return folder
+
+
+@pytest.fixture
+def cut(tmp_path):
+    """A run that was cut off in its second case."""
+    return cut_in("b", tmp_path / "run")
 
 
 def test_it_goes_on_with_the_cases_that_it_lacks(cut, tmp_path):
@@ -96,14 +101,9 @@ def test_what_is_whole_of_it_is_opened_and_the_rest_is_missing(cut, monkeypatch,
 
 
 def test_without_a_whole_case_there_is_nothing_to_open(tmp_path):
-    def stop(_done, _total, what):
-        if what.startswith("a, decode"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trace_program(program(), tmp_path / "run", tell=stop)
+    folder = cut_in("a", tmp_path / "run")
     with pytest.raises(UserError, match="cut off before it finished; trace it with --resume"):
-        open_program_run(tmp_path / "run", partial=True)
+        open_program_run(folder, partial=True)
 
 
 def test_where_no_run_is_there_is_none_to_go_on_with(tmp_path):

@@ -600,6 +600,23 @@ def test_a_picture_fits_a_phone(browser, tmp_path):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+def test_a_wide_table_has_a_shadow_where_it_goes_on(browser, tmp_path):
+    """Two of four layers move with the table, and cover the shadows of its ends where it ends."""
+    wide = Table("", tuple(f"column {i}" for i in range(20)), (("0.123",) * 20,))
+    file = tmp_path / "page.html"
+    file.write_text(as_html(Report(Headline("✓", "said."), (Section("a", tables=(wide,)),), command="x", title="t")))
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(file.as_uri())
+    table = "document.querySelector('.scroll')"
+    assert browser.execute_script(f"return {table}.scrollWidth > {table}.clientWidth")
+    shown = browser.execute_script(
+        f"const s = getComputedStyle({table}); return [s.backgroundAttachment, s.backgroundImage]"
+    )
+    assert shown[0] == "local, local, scroll, scroll"
+    assert shown[1].count("linear-gradient") == 4
+
+
 @pytest.mark.slow
 def test_a_cell_tells_its_story_when_it_is_clicked(browser, mistaken):
     from selenium.webdriver.common.by import By

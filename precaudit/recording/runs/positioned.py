@@ -1,7 +1,8 @@
 """Which calls of a run hold some positions: of a model by the tokens' places, of a program by the calls' numbers."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from functools import singledispatch
+from functools import cache, singledispatch
 from typing import Any
 
 from precaudit.errors import UserError
@@ -31,10 +32,13 @@ def calls_of_tokens(calls: Iterable[tuple[str, str, int, int, int]], positions: 
 
     Prefill holds the prompt, decode step s the position n - 1 + s, and rescore those of every decode step.
     """
+    chosen = cache(lambda n: parse_positions(positions, n))  # ascending
     found = set()
     for prompt, phase, step, n, steps in calls:
         rows = {"prefill": range(n), "decode": range(n - 1 + step, n + step), "rescore": range(n - 1, n + steps)}
-        if {*parse_positions(positions, n + steps)} & {*rows.get(phase, ())}:
+        held = rows.get(phase, range(0))
+        at = bisect_left(chosen(n + steps), held.start)
+        if at < len(chosen(n + steps)) and chosen(n + steps)[at] in held:
             found.add((prompt, phase, step))
     return _some(found, positions)
 
