@@ -192,10 +192,9 @@ class Shown:
 
 def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, shown: Shown) -> None:
     """Compare a run of a model, or a dump as one, with FP64 or with another run; with filters, some of it."""
-    from precaudit.judging.gate import gate, judge_found
+    from precaudit.judging.gate import Criteria, gate_selected
     from precaudit.recording.opening import open_any
     from precaudit.recording.runs.reader import Run
-    from precaudit.recording.runs.written import recall
     from precaudit.references.comparison.compare import compare
     from precaudit.reports.comparison import comparison_page, comparison_report
     from precaudit.reports.headline import AMONG, headline
@@ -212,10 +211,9 @@ def _decoder(run: Path, against: Path | None, policy: str | None, options: Any, 
         found = compare(opened, against, asked, replace(options, cache=cache, held=False), advance)
     if against is not None:
         verdict = _apart(found.errors, run, against)
-    elif asked is None:
-        verdict = headline(gate(recall(run)), str(run))  # with what an earlier --formula found of it
-    else:
-        verdict = headline(judge_found(found), str(run), AMONG)
+    else:  # with what an earlier --formula found of it
+        said = gate_selected(run, Criteria(filters=shown.filters))
+        verdict = headline(said, str(run), "" if asked is None else AMONG)
     if asked is None:
         write_whole(found.folder / "report.md", as_markdown(comparison_page(found, verdict), 1, None), inside=True)
     report = comparison_report(found, verdict, shown.verbose, shown.every)
@@ -306,7 +304,7 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
 def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], shown: Shown) -> None:
     """Compare a run of a program with its own segments; with filters, some of it, where that was not done before."""
-    from precaudit.judging.gate import gate, judge_found
+    from precaudit.judging.gate import Criteria, gate_selected
     from precaudit.judging.looks import look_by, selected
     from precaudit.judging.programs import was_compared
     from precaudit.recording.programs.loading import program_of
@@ -337,7 +335,7 @@ def _program(run: Path, program: Any, reference: Any, accum: tuple[str, ...], sh
         with progress_bar() as advance, other_processes(shown.options) as by:
             found = compare_program(opened, program, reference, Execution(by, advance), accum, holds)
     part = found if look is None else selected(found, look)
-    said = gate(run) if look is None else judge_found(part, found.errors)
+    said = gate_selected(run, Criteria(filters=shown.filters))
     verdict = headline(said, str(run), "" if look is None else AMONG)
     if look is None:
         page = program_report(opened, part.errors, verdict, verdicts=said.verdicts)

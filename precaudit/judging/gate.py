@@ -149,16 +149,13 @@ def _with_farthest(made: Judgement, found: Comparison[Any], expected: Expected, 
     return replace(made, besides=expected.besides, sources=expected.sources, farthest=farthest)
 
 
-def judge_found(found: Comparison[Any], whole: Sequence[ErrorRecord] | None = None) -> Judgement:
-    """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors.
-
-    ``whole``: all records, of which these are some: they say what these inherit.
-    """
+def judge_found(found: Comparison[Any]) -> Judgement:
+    """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors."""
     rules, expected = Rules(default_limits()), expected_of(found)
     verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
     verdicts.extend(_of_pairs(rules, found.prefill_decode))
     verdicts.extend(chain(expected.disturbed(rules.limits), rules.pooled_verdicts()))
-    settled = expected.settled(verdicts, found.errors if whole is None else whole)
+    settled = expected.settled(verdicts, found.errors)
     return _with_farthest(_judgement(found.run.record.id, settled, rules, expected.notes, ()), found, expected, rules)
 
 

@@ -185,6 +185,8 @@ def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
     ("name", "says"),
     [
         ("factor", "factor on the addend is 0.75, it should be 1, in the sum that adds mlp_out of layer 0 (down, "),
+        ("near", "factor on the addend is 1.02344, it should be 1, in the sum that adds mlp_out of layer 0 (down, "),
+        ("bent", "no known formula gives it from its own inputs: attn_norm of layer 1 (normed, "),
         ("subtracted", "the addend is subtracted, in the sum that adds attn_proj of layer 0 (mixed, "),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_look_holds_what_it_names(compared):
     kept = look.of(every)
     assert {(e.prompt, e.layer, e.point) for e in kept} == {("a", 1, "query")}
     assert {e.kind for e in kept} == {"local", "forward", "accum"}
-    assert judge_found(selected(recall_program(run), look), every).counts == {"pass": 2}
+    assert judge_found(selected(recall_program(run), look)).counts == {"pass": 2}
     assert look_at(run) is None
     assert len(look_at(run, points="all").of(every)) == len(every)
 
@@ -83,5 +83,5 @@ def test_what_fails_elsewhere_is_not_in_the_look(compared):
         for e in program_errors(run)
     ]
     found = replace(recall_program(run), errors=every)
-    assert judge_found(selected(found, look_at(run, layers="2")), every).exit_code == 3
-    assert judge_found(selected(found, look_at(run, layers="0,1")), every).exit_code == 0
+    assert judge_found(selected(found, look_at(run, layers="2"))).exit_code == 3
+    assert judge_found(selected(found, look_at(run, layers="0,1"))).exit_code == 0

@@ -232,7 +232,7 @@ def test_a_look_may_be_at_one_entry_point(compared):
     kept = look_at(opened, phases="decode").of(errors)
     assert {e.phase for e in kept} == {"decode call"}
     assert len(kept) == sum(e.phase == "decode call" for e in errors)
-    judged = judge_found(selected(recall_program(opened), look_at(opened, phases="prefill")), errors)
+    judged = judge_found(selected(recall_program(opened), look_at(opened, phases="prefill")))
     assert judged.counts == {"pass": sum(e.phase == "prefill call" for e in errors)}
     with pytest.raises(UserError, match="no entry point 'decod'; did you mean 'decode'"):
         look_at(opened, phases="decod")

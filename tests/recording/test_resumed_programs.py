@@ -8,7 +8,9 @@ import pytest
 
 import precaudit
 from precaudit import Entry, Program
+from precaudit.cli import run as command
 from precaudit.errors import UserError
+from precaudit.recording.programs import tracing
 from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.resuming import cut_off
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
@@ -98,6 +100,31 @@ def test_what_is_whole_of_it_is_opened_and_the_rest_is_missing(cut, monkeypatch,
     opened = trace_program(program(), cut, options=ProgramTraceOptions(resume=True))
     with pytest.raises(UserError, match="is not what compare wrote of this run"):
         precaudit.gate(opened)
+
+
+def test_a_program_whose_trace_is_interrupted_is_compared_without_its_name(tmp_path, monkeypatch, capfd):
+    """The command ran its code, and said to open what is there."""
+    (tmp_path / "mine.py").write_text(
+        "import jax.numpy as jnp, precaudit\n"
+        "program = precaudit.Program(jnp.sin, {}, {n: (jnp.ones(3),) for n in 'ab'}, outputs='y')\n".replace(
+            "jnp.sin, {}", "lambda _, x: jnp.sin(x), {}"
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def stopped(_run, _writer, _each, case, *more, real=tracing._case):
+        if case == "b":
+            raise KeyboardInterrupt
+        return real(_run, _writer, _each, case, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "_case", stopped)
+        assert command(["trace", "mine.py:program", "-o", "run"]) == 130
+    assert "run holds 1 of 2 cases" in capfd.readouterr().err
+    assert command(["gate", "run"]) == 2
+    assert capfd.readouterr().err == "precaudit: run was not compared yet: precaudit compare run --partial\n"
+    assert command(["compare", "run", "--partial"]) == 0
+    assert "1 missing: prompt b: the run was cut off before it was recorded" in capfd.readouterr().out
 
 
 def test_without_a_whole_case_there_is_nothing_to_open(tmp_path):

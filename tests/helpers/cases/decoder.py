@@ -38,6 +38,7 @@ class Options:
     cut_small: float = 0.0  # fused QKV: V smaller than this is not written
     attended: float = 1.0  # times attention's product, as it is added to the stream
     fed: float = 1.0  # times the MLP's
+    bent: float = 0.0  # times the MLP's product and its size: a formula that nobody knows
 
 
 def rmsnorm(x, weight, o):
@@ -111,7 +112,8 @@ def block(x, w, kc, vc, start, lengths, o):
     h2 = rmsnorm(x, w["mlp_norm"], o)
     act = jax.nn.silu(h2 @ w["gate"]) * (h2 @ w["up"])
     down = act @ w["down"]
-    return x + (down if o.fed == 1.0 else down * o.fed), keys, values
+    added = down if o.fed == 1.0 else down * o.fed
+    return x + (added if o.bent == 0.0 else added + o.bent * added * jnp.abs(added)), keys, values
 
 
 def forward(params, tokens, start, lengths, cache, o=Options()):

@@ -1,5 +1,7 @@
 """Comparing some layers, points and cases of a program's run: these alone are computed, and join what is there."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import msgspec
@@ -7,14 +9,19 @@ import numpy as np
 import pytest
 
 import precaudit
+from precaudit.cli import run as run_cli
+from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.looks import look_at
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.compared_programs import marks_of
+from precaudit.recording.runs.compared_programs import Unpaired, marks_of, recall_program, write_compared
+from precaudit.recording.runs.positioned import calls_of_tokens
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.local import Emulations
+from precaudit.references.traced.reference import Traced
 from precaudit.schema.places import Place
+from precaudit.schema.records.runs import Prediction, Products
 
 LAYERS = 3
 SCAN = "value,value.in"  # the points of a layer
@@ -79,6 +86,73 @@ def test_what_is_added_joins_what_is_there(run, recomputed):
     assert not recomputed
     assert lines(opened) == whole
     assert gate(opened).exit_code == 0
+
+
+def test_the_whole_program_is_not_run_again_for_a_part(run, monkeypatch):
+    opened, program = run
+    compare_program(opened, program, holds=look_at(opened, layers="1").holds)
+    monkeypatch.setattr(Traced, "forward", lambda *_: pytest.fail("it is there"))
+    compare_program(opened, program, holds=look_at(opened, layers="1:3").holds)
+
+
+def test_layers_that_a_run_does_not_hold_are_refused(run, tmp_path):
+    _, program = run
+    some = precaudit.trace(program, tmp_path / "some", layers="1")
+    with pytest.raises(UserError, match="some holds layer 1 alone"):
+        look_at(some, layers="0")
+    assert look_at(some, layers="0:2").layers == {0, 1}  # a part of it is there
+
+
+def test_what_was_said_of_other_cases_stays(run):
+    """Notes on a reference, and what could not be paired: cases that are not computed again keep theirs."""
+    opened, program = run
+    compare_program(opened, program)
+    marks = msgspec.structs.replace(marks_of(opened), told=("of the first",), unpaired=(Unpaired("a", "call", "why"),))
+    (opened.folder / "compared.json").write_bytes(msgspec.json.encode(marks))
+    again = compare_program(opened, program, holds=look_at(opened, prompt="b").holds)
+    assert marks_of(opened).told == again.notes == ("of the first",)
+    assert marks_of(opened).unpaired == marks.unpaired
+
+
+def test_what_follows_a_nan_is_suspect_on_every_screen(run):
+    """Of compare and of gate with filters, too: what comes before is judged though it is not shown."""
+    opened, program = run
+    found = compare_program(opened, program)
+    first = next(e for e in found if (e.kind, e.layer) == ("local", 0))
+    later = next(e for e in found if (e.kind, e.layer, e.point) == ("forward", 2, first.point))
+    bad = [msgspec.structs.replace(e, nonfinite=1) if e in (first, later) else e for e in found]
+    write_compared(opened, bad, [], marks_of(opened))
+    for filters in ({}, {"layers": "2", "points": SCAN}):
+        judged = gate(opened, **filters)
+        assert judged.counts["input suspect"] == 1
+    assert run_cli(["compare", str(opened.folder), "--layers", "2", "--points", SCAN, "--accum", "none"]) == 0
+
+
+def test_taps_that_change_products_of_predicted_chips_are_unknown(run):
+    opened, program = run
+    compare_program(opened, program)
+    p = Prediction(Products(0, 0, 0, 1), Products(1, 0, 0, 0), moved=("mine.py:3 in bfloat16",))
+    noted = tuple(msgspec.structs.replace(n, predicted=p) for n in opened.record.neutrality)
+    found = recall_program(replace(opened, record=msgspec.structs.replace(opened.record, neutrality=noted)))
+    assert [(v.kind, v.status, v.prompt) for v in gate(found).verdicts] == [
+        ("neutrality", "unknown", "a"), ("neutrality", "unknown", "b"),
+    ]  # fmt: skip
+    assert gate(found).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("positions", "calls"),
+    [
+        ("0", {("p", "prefill", 0)}),
+        ("2", {("p", "prefill", 0), ("p", "decode", 0), ("p", "rescore", 0)}),
+        ("4", {("p", "decode", 2), ("p", "rescore", 0)}),
+        ("-1", {("p", "decode", 2), ("p", "rescore", 0)}),
+    ],
+)
+def test_calls_hold_positions_of_the_prompt_and_of_what_is_decoded(positions, calls):
+    """Three tokens, and two decoded after them: decode 0 reads the prompt's last."""
+    every = [("prefill", 0), ("rescore", 0), *(("decode", i) for i in range(3))]
+    assert calls_of_tokens([("p", *call, 3, 2) for call in every], positions) == calls
 
 
 def test_what_was_not_compared_is_missing_and_a_part_passes(run):
