@@ -12,7 +12,8 @@ from precaudit.judging.budgets import Known
 from precaudit.judging.units import unit_notes
 from precaudit.judging.verdicts import Verdict, other_products
 from precaudit.recording.runs.compared_programs import filed_errors, is_compared, marks_of, pairs_of
-from precaudit.recording.runs.programs import Opened, compared_places, file_of, recomputed_places
+from precaudit.recording.runs.program_places import compared_places, recomputed_places
+from precaudit.recording.runs.programs import Opened, file_of
 from precaudit.schema import predictions
 from precaudit.schema.digits import digits
 from precaudit.schema.filed import of_kinds

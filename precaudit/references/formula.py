@@ -7,7 +7,8 @@ import numpy as np
 
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array
-from precaudit.recording.runs.programs import Opened, judged_places, not_taken
+from precaudit.recording.runs.program_places import judged_places, not_taken
+from precaudit.recording.runs.programs import Opened
 from precaudit.references.cached import MADE, CachePair, read_caches
 from precaudit.references.mapped import (
     MappedTextbook,

@@ -13,8 +13,8 @@ from precaudit.progress import Advance, Progress
 from precaudit.recording.opening import holds_run
 from precaudit.recording.runs.folders import check_folder
 from precaudit.recording.runs.manifest import read_manifest
+from precaudit.recording.runs.point_lines import safe_name
 from precaudit.recording.runs.reader import Run, open_run
-from precaudit.recording.runs.writer import safe_name
 from precaudit.reports.comparison import comparison_page
 from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown

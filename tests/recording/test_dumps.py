@@ -12,7 +12,7 @@ import precaudit
 from precaudit import Selection, import_dump, open_run
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.recording.dumps.runs import open_imported
+from precaudit.recording.dumps.runs import imported_points, open_imported
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.own import prefill_call
 from precaudit.recording.programs.tracing import trace_program
@@ -20,6 +20,7 @@ from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load as load_subject
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.compare import compare
+from precaudit.schema.digits import digits
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value
 from tests.helpers.paths import EXAMPLES
@@ -92,6 +93,26 @@ def test_the_same_tensors_in_other_files_axes_and_formats_are_equal(ours, mapped
         assert f"only {ours.folder} has the points resid_in, attn_norm, v, final_norm" in told[0]
         assert f"only {ours.folder} has the calls decode 0, decode 1, decode 2, rescore 0" in told[1]
         assert not [n for n in between.notes if "token" in n]
+
+
+def test_each_tensor_has_a_line_and_its_point_a_range(ours, mapped, tmp_path, capsys):
+    """Also without a model to compare it with; with one the lines are of that comparison."""
+    found = import_dump(dumped(tmp_path / "dump", ours), tmp_path / "theirs", mapped)
+    lines = {(p.layer, p.point): p for p in imported_points(found)}
+    assert lines.keys() == {(t.layer, t.point) for t in found.record.tensors}
+    held = found.tensor(found.index()[Place("p0", "prefill", 0, 2, "attn_out")]).astype(np.float64)
+    assert (lines[2, "attn_out"].axes, lines[2, "attn_out"].shape) == (("T", "H", "K"), held.shape)
+    assert lines[2, "attn_out"].stats.max == held.max()
+    for _ in range(2):
+        assert command(["points", str(tmp_path / "theirs"), "--points", "attn_out"]) == 0
+        row = capsys.readouterr().out.splitlines()[2]
+        every = [found.tensor(t) for t in found.record.tensors if t.point == "attn_out"]
+        assert f"  {digits(max(float(np.abs(x).max()) for x in every))}  " in row
+        assert command(["compare", str(tmp_path / "theirs"), "--model", "tiny"]) == 0
+        capsys.readouterr()
+    (tmp_path / "theirs" / "points.jsonl").unlink()
+    assert command(["points", str(tmp_path / "theirs")]) == 2
+    assert "points.jsonl is missing: import the dump again" in capsys.readouterr().err
 
 
 def test_what_differs_is_placed(ours, mapped, tmp_path):

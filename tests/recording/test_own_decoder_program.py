@@ -19,7 +19,7 @@ from precaudit.recording.programs.own import decode_of, prefill_call, served_of
 from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.programs import judged_places
+from precaudit.recording.runs.program_places import judged_places
 from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.programs import compare_program

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -92,7 +93,9 @@ def test_a_program_of_two_processes_is_the_run_of_one(tmp_path, monkeypatch):
     record = open_program_run(two).record
     assert record.processes == ((0, 1), (2, 3))
     assert (record.code, record.weights) == (open_program_run(one).record.code, open_program_run(one).record.weights)
-    assert sorted(p.name for p in two.iterdir()) == ["program.json", "tensors"]
+    assert sorted(p.name for p in two.iterdir()) == ["points.jsonl", "program.json", "tensors"]
+    lines, alone = (open_program_run(folder).points for folder in (two, one))
+    assert lines == [msgspec.structs.replace(p, file=p.file.removesuffix(".safetensors")) for p in alone]
     monkeypatch.chdir(ROOT)
     assert run(["compare", str(two), "--program", PROGRAM]) == 0
     assert run(["gate", str(two)]) == 0

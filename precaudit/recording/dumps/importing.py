@@ -33,8 +33,11 @@ from precaudit.recording.dumps.reading import Dump, DumpArray, read_dump
 from precaudit.recording.dumps.runs import MANIFEST, SCHEMA, DumpRun, DumpTensor, Imported, Reported, open_imported
 from precaudit.recording.runs.folders import check_folder, check_space, follow_link
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.point_lines import place_record
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
+from precaudit.schema.records.lines import write_lines
+from precaudit.schema.records.runs import PointRecord
 from precaudit.schema.toml import read_toml
 from precaudit.writing import temporary, write_whole
 
@@ -232,7 +235,7 @@ def _size(held: DumpArray) -> int:
 def _tensors(
     folder: Path, taken: Sequence[Taken], where: str, tell: Advance
 ) -> tuple[list[DumpTensor], dict[str, str]]:
-    """Write the arrays, a file for every case and call; return their table and the files' hashes."""
+    """Write the arrays, a file for every case and call, and points.jsonl; return their table and the files' hashes."""
     from safetensors.numpy import save_file
 
     groups: dict[tuple[str, str, int], list[Taken]] = {}
@@ -240,18 +243,22 @@ def _tensors(
         groups.setdefault(t[0][:3], []).append(t)
     tensors: list[DumpTensor] = []
     hashes: dict[str, str] = {}
+    lines: list[PointRecord] = []
     for n, (call, its) in enumerate(groups.items()):
         file = f"tensors/{n}.safetensors"
         arrays: dict[str, Any] = {}
         for place, theirs, held in its:
             key = place.point if place.layer is None else f"{place.layer}.{place.point}"
             x = arrays[key] = _array(held, theirs, place.point, f"{where}: {place.point}: {held.name!r}")
+            axes = POINTS[place.point].axes if place.point in POINTS else ""
+            lines.append(place_record(place, x, (file, key), axes))
             tensors.append(
                 DumpTensor(**place._asdict(), file=file, key=key, source=held.name, shape=x.shape, dtype=x.dtype.name)
             )
         save_file(arrays, folder / file)
         hashes[file] = file_hash(folder / file)
         tell(n + 1, len(groups), f"{call[0]}, {call[1]} {call[2]}")
+    write_lines(folder / "points.jsonl", lines)
     return tensors, hashes
 
 

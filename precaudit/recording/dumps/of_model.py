@@ -14,11 +14,10 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.formats import in_policy_format, narrowest_formats, policy_of_formats
 from precaudit.recording.dumps.runs import DumpTensor, Imported
-from precaudit.recording.runs.hashes import file_hash, tensor_hash
-from precaudit.recording.runs.positions import pack_positions
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.point_lines import Tensor, point_record
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.step_rows import LogitsCall, step_records
-from precaudit.recording.runs.writer import statistics
 from precaudit.schema.coverage import has_inputs, point_format
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present, shape_of
 from precaudit.schema.places import Place, spans
@@ -245,20 +244,8 @@ def _point_records(held: JudgedDump, policy: Policy, tell: Advance) -> Iterator[
             y = in_policy_format(x, point_format(policy, place.point))
             if y is not x:
                 cast[t.key] = y
-            positions, rows = pack_positions(held.positions(place))
-            yield PointRecord(
-                **place._asdict(),
-                axes=tuple(POINTS[place.point].axes),
-                shape=y.shape,
-                dtype=y.dtype.name,
-                positions=positions,
-                rows="range" if rows == "range" else "list",
-                file=file if y is x else other,
-                key=t.key,
-                hash=tensor_hash(y),
-                support=False,
-                stats=statistics(y),
-            )
+            tensor = Tensor(place.layer, place.point, POINTS[place.point].axes, held.positions(place), y, False)
+            yield point_record(tensor, y, place.prompt, place.phase, place.step, file if y is x else other)
         if cast:
             save_file(cast, held.dump.folder / other)
 

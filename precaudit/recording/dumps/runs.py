@@ -13,7 +13,8 @@ from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Index, Number, Record
-from precaudit.schema.records.lines import read_record
+from precaudit.schema.records.lines import read_lines, read_record
+from precaudit.schema.records.runs import PointRecord
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
@@ -100,6 +101,14 @@ class Imported(Brief):
         if x.shape != t.shape or x.dtype.name != t.dtype:
             raise UserError(f"{path}: {t.key!r} is not what dump.json says; import again")
         return x
+
+
+def imported_points(run: Imported) -> list[PointRecord]:
+    """Return the lines of points.jsonl of a dump; raises UserError where it was imported before dumps had them."""
+    path = run.folder / "points.jsonl"
+    if not path.is_file():
+        raise UserError(f"{path} is missing: import the dump again")
+    return read_lines(path, PointRecord)
 
 
 def is_rowwise(point: str) -> bool:

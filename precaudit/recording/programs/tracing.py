@@ -117,7 +117,7 @@ def trace_program(
         record = manifest_to_resume(folder, record, options.strict)
         writer.hosts.agree("what goes on", {"the cases that are there": ", ".join(n.case for n in record.neutrality)})
     writer.manifest(record)
-    writer.begin()
+    writer.begin([n.case for n in record.neutrality])
     done = _record(_Running(program, planned, record, target, options.strict, options.unchecked), writer, tell)
     writer.finish(msgspec.structs.replace(done, finished=_now()))
     return open_program_run(folder, options.sketch is not None)

@@ -1,10 +1,8 @@
 """Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,14 +19,15 @@ from precaudit.schema.emulations import Emulation
 from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
 from precaudit.schema.records.devices import SplitSum, Way
-from precaudit.schema.records.lines import read_record
-from precaudit.schema.records.runs import PROGRAM_CALL, Prediction, call_of
+from precaudit.schema.records.lines import decode_lines, read_record
+from precaudit.schema.records.runs import PROGRAM_CALL, PointRecord, Prediction, call_of
 from precaudit.writing import write_whole
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
 
 MANIFEST = "program.json"
+POINTS = "points.jsonl"
 PAIRS = "prefill_decode.jsonl"
 SCHEMA = 3
 EQUATIONS = Emulation("equations").name  # the emulation of a segment as its equations round
@@ -199,6 +198,8 @@ class Opened(Brief):
 
     def verify(self) -> None:
         """Read every file once; raises UserError for the first that is gone or was altered."""
+        if POINTS in self.record.hashes:
+            self._checked_path(POINTS)
         for one in self.entries:
             for case in one.record.cases:
                 for call in range(one.record.calls):
@@ -207,6 +208,30 @@ class Opened(Brief):
                             self._checked_path(name)
                         else:
                             one.tensors(case, call, kind)
+
+    @property
+    def points(self) -> list[PointRecord]:
+        """The lines of points.jsonl; none of a run of sketches, or that was made before such runs had them.
+
+        Raises UserError where it is gone or was altered.
+        """
+        every: tuple[ProgramRun | EntryRun, ...] = (self.record, *self.record.then)
+        path, phases = self.folder / POINTS, {call_of(x.entry) for x in every}
+        if whole := POINTS in self.record.hashes:
+            self._checked_path(POINTS)
+        data = path.read_bytes() if path.is_file() else b""
+        held = decode_lines(data, PointRecord, str(path), tolerate_tail=not whole)
+        return [p for p in held if p.prompt in self.record.cases and p.phase in phases]
+
+    def tensor(self, p: PointRecord) -> "Array":
+        """Return the tensor of a line of points.jsonl; raises UserError where its file is gone or was altered."""
+        from precaudit.recording.runs.program_places import step_values
+
+        one = next(x for x in self.entries if x.record.phase == p.phase)
+        outputs = {x.name: x for x in one.record.outputs}
+        point = outputs.get(p.point) or next(x for x in one.record.points if x.name == p.point)
+        held = one.tensors(p.prompt, p.step, "outputs" if p.point in outputs else "taps")
+        return step_values(one.record, point, p.layer, held[p.point])
 
     def tensors(self, case: str, call: int, kind: str) -> "dict[str, Array]":
         """Return the ``taps`` or ``inputs`` of a call; raises UserError where the file is gone or was altered."""
@@ -230,55 +255,6 @@ def _load(path: str, _digest: str) -> "dict[str, Array]":
 
     files = SafetensorsFiles.open([Path(path)], ANYTHING)
     return {name: files.read_tensor(name) for name in files.entries}
-
-
-def judged_places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
-    """Yield every point that is judged, with each recorded step of its scans, counted through; None where in none."""
-    for p in run.judged_points:
-        for i in range(prod(p.stacked)) if p.stacked else (None,):
-            yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
-
-
-def recomputed_places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
-    """Yield the same but for the states of loops, which no operation of their own makes: what has local records."""
-    return ((p, layer) for p, layer in judged_places(run) if p.primitive != CARRIED)
-
-
-def compared_places(run: ProgramRun) -> list[tuple[ProgramPoint, int | None]]:
-    """Return what has forward records: every point that is judged, with each step of its scans, and the outputs."""
-    return [*judged_places(run), *((p, None) for p in run.outputs)]
-
-
-def index_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> int:
-    """Return where a step of a point's scans lies among those that were recorded."""
-    if layer is None or run.layers is None:
-        return layer or 0
-    inner = prod(p.stacked[1:])
-    return run.layers.index(layer // inner) * inner + layer % inner
-
-
-def _layer(p: ProgramPoint, i: int, layers: tuple[int, ...]) -> int:
-    inner = prod(p.stacked[1:])
-    return layers[i // inner] * inner + i % inner
-
-
-def step_values(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Array":
-    """Return a step of a point's recorded values, in the point's own shape."""
-    return x.reshape(-1, *p.shape)[index_of(run, p, layer)]
-
-
-def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
-    """Return why a point was not run in a step of its loops: a branch that was not taken, or a loop that had ended.
-
-    None where it was run.
-    """
-    marks = taps.get(f"{p.name}@taken")
-    if marks is None:
-        return None
-    taken = marks.reshape(-1)  # of the loops around the branch; the point may be in more, within it
-    if taken[index_of(run, p, layer) * len(taken) // max(prod(p.stacked), 1)]:
-        return None
-    return "its loop had ended, or its branch was not taken" if run.loops and p.stacked else "its branch was not taken"
 
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from precaudit.recording.runs.arrays import TENSORS, WrittenArray
 from precaudit.recording.runs.hosts import Hosts
-from precaudit.recording.runs.shards import SHARDS, Shards, check_shared
-from precaudit.recording.runs.writer import RunWriter, SharedTensor, point_record
-from precaudit.schema.records.lines import decode_lines, encode
+from precaudit.recording.runs.point_lines import SharedTensor, point_record
+from precaudit.recording.runs.shards import Shards, check_shared
+from precaudit.recording.runs.writer import RunWriter
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
-from precaudit.writing import write_whole
 
 
 class SharedWriter:
@@ -27,7 +26,7 @@ class SharedWriter:
         check_shared(folder / "run.json", hosts)
         self._shards = Shards(folder, hosts)
         self._batch: list[SharedTensor] = []
-        self._bytes = self._batches = 0
+        self._bytes = 0
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append lines of steps.jsonl."""
@@ -44,17 +43,13 @@ class SharedWriter:
         hosts, what = self.hosts, f"writing {', '.join(batch.prompts)}"
         self._shards.share(what, batch.prompts, self._bytes)
         readers = self._shards.readers
-        self._batches += 1
         if hosts.index < readers:
-            lines = [self._line(t) for t in self._batch[hosts.index :: readers]]
-            write_whole(self._lines_of(hosts.index), b"".join(map(encode, lines)), inside=True)
+            self._shards.put_lines([self._line(t) for t in self._batch[hosts.index :: readers]])
         written = sum(map(int, hosts.share(what, str(self._bytes))))
         if self._tables is not None:
             found: list[PointRecord | None] = [None] * len(self._batch)
-            for i in range(readers):
-                path = self._lines_of(i)
-                found[i::readers] = list(decode_lines(path.read_bytes(), PointRecord, str(path)))
-                path.unlink()
+            for i, lines in enumerate(self._shards.take_lines()):
+                found[i::readers] = lines
             self._tables.points((p for p in found if p is not None), written)
             self._tables.mark(batch)
         self._batch, self._bytes = [], 0
@@ -62,9 +57,6 @@ class SharedWriter:
     def _line(self, t: SharedTensor) -> PointRecord:
         values = self._shards.arrays.read(f"{t.file.removeprefix(TENSORS + '/')}/{t.key}")
         return point_record(t, values, t.prompt, t.phase, t.step, t.file)
-
-    def _lines_of(self, process: int) -> Path:
-        return self.folder / SHARDS / f"points.{self._batches}.{process}.jsonl"
 
     def finish(self, run: RunRecord) -> RunRecord:
         """Write run.json with ``finished`` once all processes have written all; return it when it is written."""

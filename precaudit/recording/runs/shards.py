@@ -1,7 +1,7 @@
 """What each of several processes writes of a run, where it lies, and what is missing of one that is not finished."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from precaudit.recording.runs.arrays import TENSORS, Arrays
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.hosts import Hosts
 from precaudit.recording.runs.writer import Lines
-from precaudit.schema.records.lines import decode_lines
-from precaudit.schema.records.runs import ShardRecord
+from precaudit.schema.records.lines import decode_lines, encode, read_lines
+from precaudit.schema.records.runs import PointRecord, ShardRecord
+from precaudit.writing import write_whole
 
 SHARDS = "shards"  # a folder of a run that is not finished
 
@@ -44,6 +45,21 @@ class Shards:
             refresh(self.folder)
             for i in range(1, self.hosts.count):
                 self.arrays.enter(self.folder / database_of(i))
+
+    def put_lines(self, records: Iterable[PointRecord]) -> None:
+        """Write what a reader says of the tensors that it read: the first takes it once all have."""
+        write_whole(self._lines_of(self.hosts.index), b"".join(map(encode, records)), inside=True)
+
+    def take_lines(self) -> list[list[PointRecord]]:
+        """Return what each reader has said, and delete it."""
+        paths = [self._lines_of(i) for i in range(self.readers)]
+        found = [read_lines(path, PointRecord) for path in paths]
+        for path in paths:
+            path.unlink()
+        return found
+
+    def _lines_of(self, process: int) -> Path:
+        return self.folder / SHARDS / f"points.{process}.jsonl"
 
     def finish(self) -> None:
         """Delete the notes of a run that is whole; return once it is there for every process."""

@@ -1,98 +1,24 @@
 """A run written, tensor file by tensor file, with lines that say what is in each."""
 
 import errno
-import hashlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from precaudit.mirrors import commit
-from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.manifest import JSONL
-from precaudit.recording.runs.positions import pack_positions
-from precaudit.schema.records.base import Record, json_number
+from precaudit.recording.runs.point_lines import Tensor, point_record, safe_name
+from precaudit.schema.records.base import Record
 from precaudit.schema.records.lines import encode, write_lines
-from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, Stats, StepRecord
+from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.writing import sync, temporary, write_whole
 
-if TYPE_CHECKING:
-    from precaudit.numbers.arrays import Array
-
 BATCHES = "batches.jsonl"  # what is written whole of a run that is not finished
-
-
-def statistics(x: "Array") -> Stats:
-    """Return a tensor's statistics; mean and rms summed in FP32 pairs and FP32 dots, for the eye only."""
-    import numpy as np
-
-    from precaudit.numbers.arrays import to_single
-
-    y = to_single(x).reshape(-1) if x.dtype.itemsize <= 4 else x.astype(np.float64).reshape(-1)
-    power = float(np.dot(y, y)) if y.size else 0.0
-    nan = inf = 0
-    if not np.isfinite(power):
-        nan, inf = int(np.isnan(y).sum()), int(np.isinf(y).sum())
-        y = y[np.isfinite(y)].astype(np.float64)
-        power = float(np.dot(y, y)) if y.size else 0.0
-    if not y.size:
-        return Stats(min="nan", max="nan", mean="nan", rms="nan", nan=nan, inf=inf)
-    low, high, mean, rms = y.min(), y.max(), y.mean(), (power / y.size) ** 0.5
-    return Stats(
-        min=json_number(low), max=json_number(high), mean=json_number(mean), rms=json_number(rms), nan=nan, inf=inf
-    )
-
-
-def safe_name(prompt: str) -> str:
-    """Return a file name for a prompt id, which may hold anything."""
-    clean = "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else "_" for c in prompt)[:80]
-    return clean if clean == prompt else f"{clean}-{hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor to write: which point it is, its rows and values."""
-
-    layer: int | None
-    point: str
-    axes: str
-    positions: tuple[int, ...]
-    values: "Array"
-    support: bool
-
-    @property
-    def key(self) -> str:
-        """Its name inside the file."""
-        return self.point if self.layer is None else f"{self.layer}.{self.point}"
-
-
-@dataclass(frozen=True)
-class SharedTensor:
-    """A tensor of which processes hold parts: as ``Tensor``, and where its call is written."""
-
-    layer: int | None
-    point: str
-    axes: str
-    positions: tuple[int, ...]
-    support: bool
-    prompt: str
-    phase: str
-    step: int
-
-    @property
-    def key(self) -> str:
-        """Its name inside the file."""
-        return self.point if self.layer is None else f"{self.layer}.{self.point}"
-
-    @property
-    def file(self) -> str:
-        """Where its call is written, below the run's folder."""
-        return f"tensors/{safe_name(self.prompt)}.{self.phase}.{self.step}"
 
 
 class Lines:
@@ -200,27 +126,3 @@ class RunWriter:
         self._pool.shutdown()
         for lines in (self._steps, self._points, self._batches):
             lines.close()
-
-
-def point_record(
-    t: "Tensor | SharedTensor", values: "Array", prompt: str, phase: str, step: int, file: str
-) -> PointRecord:
-    """Return the line of points.jsonl of a tensor."""
-    positions, rows = pack_positions(t.positions)
-    return PointRecord(
-        prompt=prompt,
-        phase=phase,
-        step=step,
-        layer=t.layer,
-        point=t.point,
-        axes=tuple(t.axes),
-        shape=values.shape,
-        dtype=values.dtype.name,
-        positions=positions,
-        rows="range" if rows == "range" else "list",
-        file=file,
-        key=t.key,
-        hash=tensor_hash(values),
-        support=t.support,
-        stats=statistics(values),
-    )

@@ -11,9 +11,9 @@ from precaudit.interpreters.jaxpr.keys import key_bits, on_host
 from precaudit.interpreters.jaxpr.narrow import NarrowBits
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.arrays import TENSORS, Part, WrittenArray, cell_of
+from precaudit.recording.runs.point_lines import SharedTensor
 from precaudit.recording.runs.several import SharedWriter
 from precaudit.recording.runs.step_rows import LogitsCall, step_records
-from precaudit.recording.runs.writer import SharedTensor
 from precaudit.recording.tracing.recording import CallOutputs, Recording, recorded_index
 from precaudit.schema.coverage import ExpectedTensor
 from precaudit.schema.graphs.decoder import LOGITS, POINTS

@@ -7,8 +7,9 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.runs.point_lines import Tensor
 from precaudit.recording.runs.step_rows import LogitsCall, step_records
-from precaudit.recording.runs.writer import RunWriter, Tensor
+from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.programs import Capture
 from precaudit.schema.coverage import ExpectedTensor
 from precaudit.schema.graphs.decoder import LOGITS, POINTS

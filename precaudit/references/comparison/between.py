@@ -14,7 +14,8 @@ from precaudit.numbers.executors import Executor, Threads, in_waves
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported, is_rowwise
 from precaudit.recording.opening import AnyRun, against_folder, open_any
-from precaudit.recording.runs.programs import Opened, judged_places, not_taken, step_values
+from precaudit.recording.runs.program_places import judged_places, not_taken, step_values
+from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison

@@ -22,7 +22,8 @@ from precaudit.recording.programs.agreement import OfRun, recorded_entries
 from precaudit.recording.programs.loading import load_program, raising_line, source_of
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.compared_programs import Unpaired
-from precaudit.recording.runs.programs import Opened, judged_places, open_program_run
+from precaudit.recording.runs.program_places import judged_places
+from precaudit.recording.runs.programs import Opened, open_program_run
 from precaudit.references.announced import announced_errors
 from precaudit.references.comparison.entry_views import entry_views
 from precaudit.references.comparison.program_records import Lacking, places_of

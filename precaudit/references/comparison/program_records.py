@@ -9,7 +9,8 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.compared_programs import Compared, filed_errors, is_compared, marks_of, pairs_of
-from precaudit.recording.runs.programs import Opened, ProgramRun, compared_places, recomputed_places
+from precaudit.recording.runs.program_places import compared_places, recomputed_places
+from precaudit.recording.runs.programs import Opened, ProgramRun
 from precaudit.recording.runs.written import computing_code
 from precaudit.schema.places import Place, case_of
 from precaudit.schema.records.comparisons import PrefillDecodeRecord

@@ -10,7 +10,8 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.recording.opening import against_folder
-from precaudit.recording.runs.programs import Opened, ProgramRun, index_of, judged_places
+from precaudit.recording.runs.program_places import index_of, judged_places
+from precaudit.recording.runs.programs import Opened, ProgramRun
 from precaudit.recording.runs.sketched import sketches_in
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import CACHES

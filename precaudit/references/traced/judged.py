@@ -12,7 +12,8 @@ from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.threads import each
-from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, not_taken, step_values
+from precaudit.recording.runs.program_places import not_taken, step_values
+from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.infinities import as_decided
 from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restore

@@ -16,7 +16,8 @@ from precaudit.interpreters.jaxpr.stepped import ScanStep
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.threads import each, one_blas_thread
-from precaudit.recording.runs.programs import Opened, index_of, recomputed_places
+from precaudit.recording.runs.program_places import index_of, recomputed_places
+from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.compiled import CompiledSegments, realisations
 from precaudit.references.traced.judged import At, JudgedCall, Recomputed, unknown
 from precaudit.references.traced.origins import Origins

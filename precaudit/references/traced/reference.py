@@ -15,7 +15,8 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.programs.agreement import OfRun
 from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Program
-from precaudit.recording.runs.programs import ProgramPoint, compared_places
+from precaudit.recording.runs.program_places import compared_places
+from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import (
     DRAWS,

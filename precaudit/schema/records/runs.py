@@ -56,7 +56,11 @@ class Stats(Record, frozen=True, omit_defaults=False):
 
 
 class PointRecord(Record, frozen=True, omit_defaults=False):
-    """A line of points.jsonl: one recorded tensor. ``positions``: [first, end) or the list of rows recorded."""
+    """A line of points.jsonl: one recorded tensor. ``positions``: [first, end) or the list of rows recorded.
+
+    Of programs and dumps: ``prompt`` is the case, ``step`` the call; axes without names and rows without positions are
+    empty. ``layer``: of a program the step of its scans, counted through; ``key`` is stacked over these.
+    """
 
     prompt: str
     phase: str
