@@ -9,7 +9,6 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -17,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.interpreters.jaxpr.sites import unique_names
-from precaudit.interpreters.jaxpr.sketches import with_sketches
+from precaudit.interpreters.jaxpr.sketches import sketching
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.numbers.allocation import share_freed_memory
 from precaudit.numbers.bytes_text import bytes_text
@@ -54,13 +52,6 @@ def decoder(tokens: int, width: int) -> Program:
     return Program(call, params, {"a": (x,)}, outputs="out")
 
 
-def sketching(program: Program, n: int) -> Callable[..., Any]:
-    """Return the program that gives sketches of its points, as ``trace --sketch`` runs it."""
-    made = prepare_program(program)
-    stacked = {name: len(s.stacked) for name, s in zip(unique_names(made.sites), made.sites, strict=True)}
-    return jax.jit(with_sketches(capturing(made), program.named_outputs, stacked, n))
-
-
 def held(made: tuple[Any, Any]) -> int:
     """Return the bytes of what a program gives beside its outputs."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(made[1]))
@@ -76,10 +67,11 @@ def main() -> int:
     share_freed_memory()  # as every command does
     program = decoder(args.tokens, args.width)
     (inputs,) = program.cases.values()
+    made = prepare_program(program)
     runs = {
         "bare": jax.jit(program.call),
-        "sums": sketching(program, 0),
-        "projections": sketching(program, PROJECTIONS),
+        "sums": jax.jit(sketching(made, program.named_outputs, 0)),
+        "projections": jax.jit(sketching(made, program.named_outputs, PROJECTIONS)),
     }
     took: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(args.times + 1):  # the first compiles
@@ -88,7 +80,7 @@ def main() -> int:
             jax.block_until_ready(run(program.params, *inputs))
             took[name] += [time.perf_counter() - began] if turn else []
     sizes = {name: held(jax.eval_shape(run, program.params, *inputs)) for name, run in runs.items() if name != "bare"}
-    tensors = held(jax.eval_shape(capturing(prepare_program(program)), program.params, *inputs))
+    tensors = held(jax.eval_shape(capturing(made), program.params, *inputs))
     plain = median(took.pop("bare"))
     over = False
     for name, each in took.items():

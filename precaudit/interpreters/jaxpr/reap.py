@@ -32,7 +32,7 @@ from precaudit.interpreters.jaxpr.rules import select_batched
 from precaudit.interpreters.jaxpr.sites import TAKEN, merge_branches, sites, sites_of, unique_names, unknown_tap
 
 Taps = dict[str, Any]
-Transform = Callable[[str, jax.Array], jax.Array]
+Transform = Callable[[str, jax.Array], Any]  # what is kept of a tap's value: an array, or a tree of some
 
 
 class Tap(NamedTuple):
@@ -54,7 +54,8 @@ def reap(
     ``select`` names the taps wanted (None: all). A tap inside a scan gives [length, …], inside nested scans [outer,
     inner, …]. ``layers`` keeps only those steps of the scan met first from outside, in ascending order, without ever
     holding the others; scans inside a kept step give all their steps. A name met twice gets ``#1``, ``#2`` in program
-    order. ``transform(name, value)`` is applied to a value where it is made, before it is stacked.
+    order. ``transform(name, value)`` is applied to a value where it is made, before it is stacked; it gives arrays, in
+    any tree.
 
     A tap inside a while loop gives its last iteration, in its condition the evaluation that ended it (of a vmapped
     loop: the last iteration of any element; ``vmap(reap(f))`` gives each its own). Inside a cond it gives the branch
@@ -121,7 +122,8 @@ class _Reaper:
             if not sites_of(equation, self.names):
                 return bind(equation, inputs)
             if equation.primitive.name == "name":
-                taps.append(Tap(self.each(self.transform(equation.params["name"], inputs[0]))))
+                kept = self.transform(equation.params["name"], inputs[0])
+                taps.append(Tap(jax.tree.map(self.each, kept)))
                 return inputs
             out, inner = self.enter(equation, inputs)
             taps.extend(inner)
@@ -144,7 +146,8 @@ class _Reaper:
         taken = jnp.asarray(True) if tap.taken is None else tap.taken
         axes = tuple(range(taken.ndim, len(shapes.taken.shape)))
         taken = jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape)
-        return Tap(typed_as(tap.value, shapes.value), self.each(typed_as(taken, shapes.taken)))
+        value = jax.tree.map(typed_as, tap.value, shapes.value)
+        return Tap(value, self.each(typed_as(taken, shapes.taken)))
 
     def enter(self, equation: jex.JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         """Evaluate an equation whose body holds a wanted tap."""

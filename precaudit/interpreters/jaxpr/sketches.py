@@ -6,7 +6,6 @@ Farach-Colton 2002). Of n projections ‖y‖ is off by 1/√(2n) of ‖x‖, on
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from precaudit.errors import UserError
+from precaudit.interpreters.jaxpr.sites import unique_names
+from precaudit.interpreters.jaxpr.tag import Tagged, capturing
 from precaudit.numbers.row_hashes import SEEDS, odd
 
 SIGNS = (0xC2B2AE3D, 0x27D4EB2F)  # seeds: of rows, of channels
@@ -28,28 +29,28 @@ def check_projections(n: int) -> None:
         raise UserError(f"--sketch {n}: a power of two from {LEAST} to {MOST:,}")
 
 
-def with_sketches(
-    captured: Callable[..., Any], named: Callable[[Any], dict[str, Any]], stacked: dict[str, int], n: int
+def sketching(
+    made: Tagged, named: Callable[[Any], dict[str, Any]], n: int, layers: Sequence[int] | None = None
 ) -> Callable[..., Any]:
-    """Return a capturing program whose taps are sketches; ``named`` gives outputs that are sketched as well.
+    """Return a tagged program that gives its outputs and sketches of its taps, each made where the value is.
 
-    ``stacked``: of each point, how many axes in front count steps of scans.
+    So no value is kept that the program itself does not keep. ``named`` gives outputs that are sketched as well;
+    ``layers``: as ``reap`` has them. What is stacked over scans has a sketch for each step, in one axis.
     """
+    stacked = {name: len(s.stacked) for name, s in zip(unique_names(made.sites), made.sites, strict=True)}
+    captured = capturing(made, layers, lambda _name, x: sketch_value(lax.optimization_barrier(x), n))
 
     def run(*given: Any) -> Any:
         out, taps = captured(*given)
-        found = {k: sketch_array(x, stacked[k], n) if k in stacked else x for k, x in taps.items()}
-        return out, found | {k: sketch_array(x, 0, n) for k, x in named(out).items()}
+        found = {k: _steps(x, stacked[k]) if k in stacked else x for k, x in taps.items()}
+        return out, found | {k: _steps(sketch_value(x, n), 0) for k, x in named(out).items()}
 
     return run
 
 
-def sketch_array(x: jax.Array, stacked: int, n: int) -> Sketch:
-    """Return what is kept of an array; of each step that it is stacked over by itself."""
-    steps = x.reshape(prod(x.shape[:stacked]), *x.shape[stacked:])
-    if len(steps) == 1:
-        return {name: part[None] for name, part in _sketch(steps[0], n).items()}
-    return lax.map(partial(_sketch, n=n), steps)  # one after another: XLA:CPU reduces batches element by element
+def _steps(sketch: Sketch, stacked: int) -> Sketch:
+    """Return a sketch whose axes in front, so many, are one."""
+    return {k: x.reshape(prod(x.shape[:stacked]), *x.shape[stacked:]) for k, x in sketch.items()}
 
 
 def grid_of(shape: Collection[int]) -> tuple[int, int, int]:
@@ -60,7 +61,8 @@ def grid_of(shape: Collection[int]) -> tuple[int, int, int]:
     return (axes[0], 1, axes[1]) if len(axes) == 2 else (prod(axes[:-2]), axes[-2], axes[-1])
 
 
-def _sketch(x: jax.Array, n: int) -> Sketch:
+def sketch_value(x: jax.Array, n: int) -> Sketch:
+    """Return what is kept of an array; ``n``: projections, 0 for none."""
     rows, heads, width = grid_of(x.shape)
     flat = x.reshape(rows * heads, width)
     bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))

@@ -18,7 +18,7 @@ from precaudit.interpreters.jaxpr.evaluated import Evaluated
 from precaudit.interpreters.jaxpr.own import Own, own_taps
 from precaudit.interpreters.jaxpr.plan import Plan, Tag
 from precaudit.interpreters.jaxpr.products import labels
-from precaudit.interpreters.jaxpr.reap import Taps, reap
+from precaudit.interpreters.jaxpr.reap import Taps, Transform, reap
 from precaudit.interpreters.jaxpr.sites import STATE, Site, sites
 
 Which = Literal["own", "automatic", "both"]  # taps of a program
@@ -158,14 +158,21 @@ def tag_program(function: Callable[..., Any], params: object, *inputs: Any, choi
     return Tagged(call, points, tags, not own.equations, jaxpr, structure, loops, steps, states, aside)
 
 
-def capturing(made: Tagged, layers: Sequence[int] | None = None) -> Callable[..., tuple[Any, Taps]]:
-    """Return ``g(params, *inputs) → (outputs, taps)``: ``reap`` of a tagged program, of loops' decisions every step."""
+def capturing(
+    made: Tagged, layers: Sequence[int] | None = None, keep: Transform | None = None
+) -> Callable[..., tuple[Any, Taps]]:
+    """Return ``g(params, *inputs) → (outputs, taps)``: ``reap`` of a tagged program, of loops' decisions every step.
+
+    ``keep``: what is kept of a point's value, by its name, where it is made; None: all of it.
+    """
+    points = keep and (lambda name, x: x if name.startswith(STATE) else keep(name, x))
     if not made.states or layers is None:
-        return reap(made.call, {s.name for s in (*made.sites, *made.states)} if made.aside else None, layers)
+        selected = {s.name for s in (*made.sites, *made.states)} if made.aside else None
+        return reap(made.call, selected, layers, points)
     decided = reap(made.call, {s.name for s in made.states})
 
     def capture(*args: Any) -> tuple[Any, Taps]:
-        (out, states), taps = reap(decided, {s.name for s in made.sites}, layers)(*args)
+        (out, states), taps = reap(decided, {s.name for s in made.sites}, layers, points)(*args)
         return out, taps | states
 
     return capture

@@ -15,8 +15,8 @@ import numpy as np
 from precaudit.errors import UserError, enough_memory
 from precaudit.interpreters.jaxpr.bounded import MORE
 from precaudit.interpreters.jaxpr.keys import on_host
-from precaudit.interpreters.jaxpr.sites import STATE, unique_names
-from precaudit.interpreters.jaxpr.sketches import with_sketches
+from precaudit.interpreters.jaxpr.sites import STATE
+from precaudit.interpreters.jaxpr.sketches import sketching
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import capturing
 from precaudit.interpreters.tpu.target import Target
@@ -139,12 +139,10 @@ class _Running:
         bare = jit_for(one.program.call, self.target, self.strict)
         if one.made is None:
             return bare, bare
-        captured, n = capturing(one.made, self.record.layers), self.record.sketch
+        layers, n = self.record.layers, self.record.sketch
+        captured = capturing(one.made, layers)
         if n is not None:
-            stacked = {
-                name: len(s.stacked) for name, s in zip(unique_names(one.made.sites), one.made.sites, strict=True)
-            }
-            captured = with_sketches(captured, one.program.named_outputs, stacked, n)
+            captured = sketching(one.made, one.program.named_outputs, n, layers)
         return jit_for(captured, self.target, self.strict), bare
 
 

@@ -1,6 +1,7 @@
 """Runs of which sketches are kept: estimates against the truth, and what is told exactly."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.sketches import check_projections, grid_of, sketch_array
+from precaudit.interpreters.jaxpr.sketches import check_projections, grid_of, sketch_value, sketching
 from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.resuming import whole_cases
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.folders import prepare_folder
@@ -38,7 +40,7 @@ def of_kind(rng, kind, shape):
 @pytest.mark.parametrize("shape", [(64, 64), (37, 4, 32), (64, 512)])
 def test_projections_tell_the_size_of_a_difference(shape):
     """Within 15 % at 95 %, whatever its kind."""
-    projected = jax.jit(lambda x: sketch_array(x, 0, N)["projections"][0])
+    projected = jax.jit(lambda x: sketch_value(x, N)["projections"])
     rng = np.random.default_rng(0)
     for kind in ("dense", "product", "channel", "row"):
         ratios = []
@@ -54,7 +56,7 @@ def test_what_is_exact_of_a_sketch():
     x = np.random.default_rng(0).standard_normal((5, 3, 8)).astype(np.float32)
     x[2, 1, 4], x[3, 0, 0], x[3, 0, 1:3] = -9, np.nan, np.inf
     held = np.where(np.isfinite(x), x, 0)
-    made = {name: np.asarray(part[0]) for name, part in sketch_array(jnp.asarray(x), 0, 0).items()}
+    made = {name: np.asarray(part) for name, part in sketch_value(jnp.asarray(x), 0).items()}
     assert (made["hashes"] == row_hashes(x)).all()
     assert made["size"][1] == 9
     assert made["counts"].tolist() == [1, 2]
@@ -62,6 +64,61 @@ def test_what_is_exact_of_a_sketch():
     assert made["rows"][:, 2].tolist() == [0, 0, 0, 3, 0]
     assert made["heads"][:, 1].tolist() == np.abs(held).max((0, 2)).tolist()
     assert np.allclose(made["heads"][:, 0], held.sum((0, 2)), atol=1e-5)
+
+
+def test_hashes_are_of_the_values_that_a_run_records(tmp_path):
+    """As they are stored, whatever a compiler would hand on unrounded: in scans, branches, shards and gradients."""
+
+    def norm(x):
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+    def layer(x, w):
+        x = x + jax.nn.silu(norm(x) @ w) * x
+        return jax.lax.cond(x.sum() > 0, lambda x: x @ w, lambda x: jnp.tanh(x @ w) * 2, x), None
+
+    def loss(w, x):
+        return jax.lax.scan(layer, x, w)[0].astype(jnp.float32).mean()
+
+    def over_shards(w, x):
+        mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+        cut, whole = jax.sharding.PartitionSpec("model", None), jax.sharding.PartitionSpec()
+        stack = jax.shard_map(
+            lambda w, x: jax.lax.scan(layer, x, w)[0], mesh=mesh, in_specs=(whole, cut), out_specs=cut
+        )
+        return stack(w, x)
+
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.standard_normal(s) / 8, jnp.bfloat16) for s in ((3, 32, 32), (12, 32)))
+    for i, call in enumerate((lambda w, x: jax.lax.scan(layer, x, w)[0], jax.grad(loss), over_shards)):
+        program = precaudit.Program(call, w, {"a": (x,)}, outputs="y")
+        whole = trace_program(program, tmp_path / f"{i}-whole")
+        sketched = trace_program(program, tmp_path / str(i), options=ProgramTraceOptions(sketch=0))
+        held, made = (run.tensors("a", 0, "taps") for run in (whole, sketched))
+        assert any(p.stacked for p in whole.record.points)
+        for p in whole.record.points:
+            rows = grid_of(p.shape)[0]
+            for step, hashes in zip(held[p.name].reshape(-1, *p.shape), made[f"{p.name}/hashes"], strict=True):
+                assert (row_hashes(step.reshape(rows, -1)) == hashes).all(), p.name
+
+
+def test_no_tensor_is_kept_until_the_program_ends():
+    """What sketches take does not grow with the layers by more than they are."""
+
+    def call(w, x, layers):
+        def layer(h, _):
+            return h + jnp.tanh(h @ w), None
+
+        return jax.lax.scan(layer, x, None, length=layers)[0]
+
+    w, x = jnp.ones((64, 64), jnp.bfloat16), jnp.ones((512, 64), jnp.bfloat16)
+    took = []
+    for layers in (4, 32):
+        program = precaudit.Program(partial(call, layers=layers), w, {"a": (x,)}, outputs="h")
+        compiled = jax.jit(sketching(prepare_program(program), lambda _out: {}, N)).lower(w, x).compile()
+        kept = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(compiled.out_info[1]))
+        took.append(compiled.memory_analysis().temp_size_in_bytes + kept)
+    assert took[1] - took[0] < 2 * kept
 
 
 def test_rows_and_heads_of_a_value():
