@@ -97,6 +97,21 @@ def adafactor(p, g, r, c):
     return (p["w"].astype(jnp.float32) - 1e-2 * u).astype(BF), r, c
 
 
+def half_biases(p, x, t):
+    """Biases under a batch of two: their gradients are sums over examples and tokens, in float16."""
+
+    def loss(p):
+        h = jax.nn.gelu(x @ p["w"] + p["b"]) @ p["v"] + p["c"]
+        return jnp.mean((h - t).astype(jnp.float32) ** 2)
+
+    return jax.value_and_grad(loss)(p)
+
+
+HALF = jnp.float16
+P_half = {"w": weight(D, 32, dt=HALF), "b": weight(32, dt=HALF), "v": weight(32, 8, dt=HALF), "c": weight(8, dt=HALF)}
+X_half = weight(2, T, D, scale=1.0, dt=HALF)
+
+
 def gradattn(p, x):
     def f(q):
         h = jax.nn.gelu(x @ q["a"])
@@ -208,5 +223,6 @@ PROGRAMS = {
     "accumulated gradient": Program(
         accum, {n: Q[n] for n in "udg"}, {"a": (X, jnp.asarray(DRAW.normal(size=(T, D)), jnp.float32))}
     ),
+    "gradients of biases in float16": Program(half_biases, P_half, {"a": (X_half, X_half[..., :8] * 2)}),
     "chunked cross entropy": Program(ce16, P_ce, {"a": (X, Y[0])}),
 }

@@ -53,6 +53,7 @@ from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
 from precaudit.interpreters.jaxpr.sums import (
+    LANES,
     Ordered,
     float_bits,
     monoid,
@@ -179,9 +180,10 @@ class Emulator(Planted):
         factor = 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0
         dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
         self.summed, once = False, partial(self.store, equation.outvars[0] if equation.outvars else None, factor=factor)
-        if self.how.sums == "own" and narrow_sum(equation):
+        if self.how.sums in ("own", "lanes") and narrow_sum(equation):
             self.summed = True
-            out = own(equation, inputs, partial(round_once, dtype=dtype))
+            lanes = LANES if self.how.sums == "lanes" and dtype == jnp.float16 else 1
+            out = own(equation, inputs, partial(round_once, dtype=dtype), lanes)
         elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
             return self.solve(equation.params, inputs)
         elif name == "dot_general" and (split := self.split_of(equation)) is not None:

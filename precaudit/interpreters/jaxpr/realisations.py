@@ -29,9 +29,9 @@ class Realisation:
     cubes and 1 − x² of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded,
     as XLA makes them. ``seed``: 0 rounds to nearest, others round on grids moved by a factor of each equation, with
     inaccurate functions. ``sums``: exact; those of narrow formats rounded to their own after every term (what XLA:CPU
-    makes of a ``reduce_sum`` in bfloat16, such as
-    the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
-    each seed's; "fused": products in float32 term after term with fused multiply-adds, others exact.
+    makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast), or so in several sums beside each other
+    ("lanes"); in float32; or so from the last term to the first, or in an order and on a grid of each seed's;
+    "fused": products in float32 term after term with fused multiply-adds, others exact.
     ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
     operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
     multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
@@ -52,7 +52,7 @@ class Realisation:
     unrounded: Unrounded = "none"
     expanded: bool = True
     seed: int = 0
-    sums: Literal["exact", "own", "single", "reversed", "shuffled", "fused"] = "exact"
+    sums: Literal["exact", "own", "lanes", "single", "reversed", "shuffled", "fused"] = "exact"
     unit: Literal["any", "matrix", "vector", "gpu"] = "any"
     made: Mapping[str, Way] | None = None
     otherwise: Way | None = None

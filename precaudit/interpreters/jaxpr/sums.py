@@ -1,5 +1,6 @@
 """Sums of an emulated program: in float32, in any order, or rounded to their own format after every term."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -19,6 +20,7 @@ from precaudit.interpreters.jaxpr.wide import wide_dtype
 
 Ordered = Callable[..., Any]  # order(x, axis, n=n): an array with one of its axes, a sum's n-th, in another order
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
+LANES = 16  # sums that it makes beside each other in a register, at most
 # Their results are linear in the operands that are named here.
 LINEAR: dict[str, tuple[int, ...]] = dict.fromkeys(
     (*PRODUCTS.split(), "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,)
@@ -135,16 +137,23 @@ def _axes(equation: jex.JaxprEqn) -> Iterable[Sequence[tuple[int, int]]]:
     return []
 
 
-def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> list[Any]:
+def sums_in_lanes(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a jaxpr, or a body in it, sums float16 over two axes and more, of which one is even."""
+    sums = (e for e in walk_equations(jaxpr) if e.primitive.name == "reduce_sum" and narrow_sum(e))
+    sums = (e for e in sums if e.outvars[0].aval.dtype == np.float16 and len(e.params["axes"]) > 1)
+    return any(e.invars[0].aval.shape[a] % 2 == 0 for e in sums for a in e.params["axes"])
+
+
+def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any], lanes: int = 1) -> list[Any]:
     """Return a sum rounded to its own format after every term, lifted.
 
     ``reduce_sum`` as XLA:CPU adds; over devices in the order of their ranks; others as the platform makes them in that
-    format.
+    format. ``lanes``: as ``own_sum`` has it.
     """
     if equation.primitive.name in OVER_DEVICES and all(isinstance(a, str) for a in _mesh_axes(equation)):
         return [_over_devices(equation, x, stored) for x in inputs]
     if equation.primitive.name == "reduce_sum":
-        return [own_sum(inputs[0], equation.params["axes"], stored)]
+        return [own_sum(inputs[0], equation.params["axes"], stored, lanes)]
     dtype = equation.outvars[0].aval.dtype
     narrow = [stored(x).astype(dtype) if float_bits(x.dtype) else x for x in inputs]
     name = equation.primitive.name
@@ -152,19 +161,23 @@ def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], A
     return [_lift_array(x) for x in made]
 
 
-def own_sum(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+def own_sum(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any], lanes: int = 1) -> Any:
     """Return the sum over axes rounded after every term, as XLA:CPU adds: by windows of 32 while an axis is longer.
 
     Windows are padded on both sides as ``lax.reduce_window`` does for SAME (XLA's tree reduction; bit for bit).
+    ``lanes``: into how many sums, a power of two at most, the terms of the last axis but one go in turn. They are added
+    at the end, halves to halves: LLVM's loop vectoriser does so with float16, where windows need no padding.
     """
     axes = sorted(axes)
     while any(x.shape[a] > WINDOW for a in axes):
         size = [min(WINDOW, n) if i in axes else 1 for i, n in enumerate(x.shape)]
         lacks = [-n % w for n, w in zip(x.shape, size, strict=True)]
         x = jnp.pad(x, [(n // 2, n - n // 2) for n in lacks])
+        padded = x.shape
         split = x.reshape([k for n, w in zip(x.shape, size, strict=True) for k in (n // w, w)])
-        x = _term_by_term(split, range(1, split.ndim, 2), stored)
-    return _term_by_term(x, axes, stored)
+        x = _term_by_term(split, [2 * a + 1 for a in axes], stored, 1 if any(lacks) else lanes)
+        x = x.reshape([n // w for n, w in zip(padded, size, strict=True)])
+    return _term_by_term(x, axes, stored, lanes)
 
 
 def _mesh_axes(equation: jex.JaxprEqn) -> Any:
@@ -186,11 +199,30 @@ def _over_devices(equation: jex.JaxprEqn, x: jax.Array, stored: Callable[[Any], 
     return reduce(lambda total, term: stored(total + term), terms)
 
 
-def _term_by_term(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
-    """Return the sum over axes, rounded after every term, in the order in which they lie."""
-    kept = [i for i in range(x.ndim) if i not in axes]
-    terms = jnp.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[i] for i in kept))
-    return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
+def _term_by_term(x: jax.Array, axes: Sequence[int], stored: Callable[[Any], Any], lanes: int) -> Any:
+    """Return the sum over axes, rounded after every term, in the order in which they lie, or in several sums."""
+    axes, kept = sorted(axes, key=lambda a: x.shape[a] > 1), [i for i in range(x.ndim) if i not in axes]
+    terms, rest = jnp.transpose(x, (*axes, *kept)), [x.shape[i] for i in kept]
+    each = math.gcd(terms.shape[len(axes) - 2], lanes) if len(axes) > 1 else 1
+
+    def add_up(first: Any, terms: Any) -> Any:
+        return lax.scan(lambda total, term: (stored(total + term), None), first, terms)[0]
+
+    if each == 1:
+        return add_up(jnp.zeros(rest), terms.reshape(-1, *rest))
+    last = terms.shape[len(axes) - 1]
+
+    def add_block(total: Any, block: Any) -> tuple[Any, None]:
+        first = jnp.concatenate([total[None], jnp.zeros((each - 1, *rest))])
+        turns = block.reshape(-1, each, last, *rest).swapaxes(1, 2).reshape(-1, each, *rest)
+        sums = add_up(first, turns)
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = stored(sums[:half] + sums[half:])
+        return sums[0], None
+
+    blocks = terms.reshape(-1, terms.shape[len(axes) - 2], last, *rest)
+    return lax.scan(add_block, jnp.zeros(rest), blocks)[0]
 
 
 def _in_groups(x: jax.Array, axis: int, groups: int, order: Callable[[Any, int], Any]) -> Any:

@@ -17,7 +17,7 @@ from precaudit.interpreters.jaxpr.realisations import (
     elidable,
     rounds_all,
 )
-from precaudit.interpreters.jaxpr.sums import sums_narrow
+from precaudit.interpreters.jaxpr.sums import sums_in_lanes, sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.accumulations import Accumulations
 from precaudit.references.traced.judged import At, JudgedCall, Recomputed, Segments
@@ -30,6 +30,7 @@ from precaudit.references.traced.remade import (
     FUSED,
     HONEST,
     INSIDE,
+    LANED,
     NARROW,
     NARROW_PRODUCTS,
     TERMS,
@@ -77,7 +78,8 @@ def realisations(jaxpr: jex.Jaxpr, units: Units | None, flush: bool = False) -> 
     tried with their terms rounded, too. ``flush``: whether the device makes 0 of subnormals.
     """
     narrow = sums_narrow(jaxpr)
-    ways: Mapping[Name, Realisation] = HONEST | (NARROW if narrow else {})
+    ways: Mapping[Name, Realisation] = HONEST | (NARROW if narrow else {}) | (LANED if sums_in_lanes(jaxpr) else {})
+    ways = {name: how for name, how in ways.items() if not how.contracted or contracts(jaxpr)}
     more = (CONTRACTED if contracts(jaxpr) else {}) | (TWICE if converts_twice(jaxpr) else {})
     ways = {**ways, **{name: how for name, how in more.items() if narrow or how.sums == "exact"}}
     tried, gpu = FIRST, units is not None and units.gpu

@@ -49,6 +49,13 @@ CONTRACTED = {
     MULTIPLY_ADD: Realisation("converted", contracted=True),
     (OWN_SUMS, *MULTIPLY_ADD): Realisation("converted", sums="own", contracted=True),
 }
+# As LLVM makes sums of float16 over two axes and more
+IN_LANES = ("several beside each other",)
+LANED = {
+    (OWN_SUMS, *IN_LANES): Realisation(sums="lanes"),
+    (OWN_SUMS, *IN_LANES, *CONVERTED): Realisation("converted", sums="lanes"),
+    (OWN_SUMS, *IN_LANES, *MULTIPLY_ADD): Realisation("converted", sums="lanes", contracted=True),
+}
 TWICE = {COMPUTED: Realisation("computed"), (OWN_SUMS, *COMPUTED): Realisation("computed", sums="own")}
 # What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
 TERMS = "products of rounded terms"
