@@ -1,8 +1,8 @@
-"""What keeping sketches in place of tensors takes: a decoder of two layers beside the bare one (``make bench``).
+"""What keeping sketches in place of tensors takes: a decoder's layers beside the bare one (``make bench``).
 
 Bare, with sums, maxima and hashes alone, and with projections, in turns; bfloat16, automatic points. What sketches take
 grows with the width, and what products take with its square.
-Run: python -m benchmarks.sketching [--tokens 512] [--width 1024]
+Run: python -m benchmarks.sketching [--tokens 512] [--width 1024] [--layers 2]
 """
 
 import argparse
@@ -24,14 +24,14 @@ from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.program import Program
 
 BOUND = 1.1  # times the bare program
-LAYERS, HEAD, PROJECTIONS = 2, 64, 128
+HEAD, PROJECTIONS = 64, 128
 
 
-def decoder(tokens: int, width: int) -> Program:
+def decoder(tokens: int, width: int, layers: int) -> Program:
     """Return a decoder's layers in a scan, over one sequence."""
     draw = np.random.default_rng(0)
     shapes = dict.fromkeys("qkvo", (width, width)) | {"up": (width, 4 * width), "down": (4 * width, width)}
-    params = {n: jnp.asarray(draw.standard_normal((LAYERS, *s)) / s[0] ** 0.5, jnp.bfloat16) for n, s in shapes.items()}
+    params = {n: jnp.asarray(draw.standard_normal((layers, *s)) / s[0] ** 0.5, jnp.bfloat16) for n, s in shapes.items()}
     mask = np.tri(tokens, dtype=bool)
 
     def norm(x: Any) -> Any:
@@ -57,15 +57,22 @@ def held(made: tuple[Any, Any]) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(made[1]))
 
 
+def temporaries(run: Any, *given: Any) -> int:
+    """Return the bytes of a compiled program's temporaries and results."""
+    found = run.lower(*given).compile().memory_analysis()
+    return int(found.temp_size_in_bytes + found.output_size_in_bytes)
+
+
 def main() -> int:
     """Print the ratios; return 1 where one is over its bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--times", type=int, default=9)
     args = parser.parse_args()
     share_freed_memory()  # as every command does
-    program = decoder(args.tokens, args.width)
+    program = decoder(args.tokens, args.width, args.layers)
     (inputs,) = program.cases.values()
     made = prepare_program(program)
     runs = {
@@ -79,6 +86,8 @@ def main() -> int:
             began = time.perf_counter()
             jax.block_until_ready(run(program.params, *inputs))
             took[name] += [time.perf_counter() - began] if turn else []
+    memory = {name: temporaries(run, program.params, *inputs) for name, run in runs.items()}
+    stacked = temporaries(jax.jit(capturing(made)), program.params, *inputs)
     sizes = {name: held(jax.eval_shape(run, program.params, *inputs)) for name, run in runs.items() if name != "bare"}
     tensors = held(jax.eval_shape(capturing(made), program.params, *inputs))
     plain = median(took.pop("bare"))
@@ -89,6 +98,8 @@ def main() -> int:
         said = f"bound {BOUND:g}: {'ok' if ratio <= BOUND else 'over'}"
         print(f"{name:<12} {ratio:5.2f} x the bare program ({said})  {median(each):.3f} s : {plain:.3f} s")
         print(f"{'':<12} {bytes_text(sizes[name])} in place of {bytes_text(tensors)} of tensors")
+        more = [bytes_text(x - memory["bare"]) for x in (memory[name], stacked)]
+        print(f"{'':<12} needs {more[0]} of memory more than the bare program; one that gives its tensors {more[1]}")
     return int(over)
 
 

@@ -53,6 +53,7 @@ def noting(folder, change):
     return recorded, Model(opened.config, opened.tensors.read_tensor)
 
 
+@pytest.mark.turn
 def test_what_sums_of_parts_cost_is_what_two_runs_measure(runs):
     found = {c.point: c for c in mesh_costs(*noting(runs / "replicated", lambda n: n.split))}
     assert list(found) == SPLIT

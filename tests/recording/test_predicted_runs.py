@@ -126,6 +126,7 @@ def test_float32_at_highest_precision_errs_as_on_a_cpu(runs):
     assert cpu / 2 < tpu < 2 * cpu
 
 
+@pytest.mark.turn
 @needs_libtpu
 def test_six_passes_are_held_to_the_noise_of_float32(runs):
     """Emulated in parts, whose products are exact in float32, honest noise would be half of what a program makes."""

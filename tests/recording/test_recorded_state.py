@@ -203,6 +203,7 @@ def test_hashes_that_are_not_there_are_missing(six, tmp_path):
     assert [(v.status, v.phase, v.step, v.layer, v.point) for v in found.verdicts] == [("missing", *gone)]
 
 
+@pytest.mark.turn
 def test_a_cache_of_another_prompt_is_named(tmp_path):
     mistake = next(m for m in MISTAKES if m.name == "prompts' caches exchanged")
     first = asked(tmp_path, mistake).findings[0]

@@ -377,6 +377,7 @@ def test_nan_in_one_view_alone_fails_there_and_is_told(tmp_path, recwarn):
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
+@pytest.mark.turn
 def test_a_view_on_several_devices_is_one_function(tmp_path):
     given = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     run = [sys.executable, "-m", "tests.helpers.sharded_views", str(tmp_path)]

@@ -90,6 +90,7 @@ def test_the_textbook_and_the_program_itself_say_the_same_of_a_decoder(tmp_path)
             assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max(), (point, layer)
 
 
+@pytest.mark.turn
 def test_without_weights_the_textbook_s_forward_is_unknown(tmp_path):
     run = precaudit.trace("tiny", tmp_path / "run", [Prompt(id="a", tokens=TOKENS)], Selection(points=("q",)))
     recorded = Recorded.of(run)

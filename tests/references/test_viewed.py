@@ -198,6 +198,7 @@ def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, sa
         open_program_run(opened.folder)
 
 
+@pytest.mark.turn
 def test_of_a_batch_the_sequence_that_is_off_is_told(tmp_path):
     """A fault in the second row alone is in the record of its place."""
     of = subject(attend=lambda p, v, a: attend(p, v, a).at[1:].multiply(1.1))

@@ -257,6 +257,7 @@ def write_wheel(folder, version, holds):
         f.writestr(f"{info}/RECORD", f"planted.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
 
 
+@pytest.mark.turn
 @pytest.mark.usefixtures("wheels")
 def test_the_version_that_changed_a_value_is_found_and_its_environments_are_kept(tmp_path, capsys, monkeypatch):
     command = "python -c 'import planted, numpy; raise SystemExit(planted.value != 1)'"

@@ -150,6 +150,7 @@ def test_a_wrong_momentum_is_drift_in_a_chaotic_training(tmp_path):
     assert "a.py" in found.first.source
 
 
+@pytest.mark.turn
 def test_the_command_says_where_two_programs_part(tmp_path, capsys):
     good, bad = adam(tmp_path / "good.py"), adam(tmp_path / "bad.py", corrects=False)
     given = ["bisect", good, "--by", "programs", "--bad", bad, "--steps", "3", "-o", str(tmp_path / "out")]

@@ -397,6 +397,7 @@ soft(w, x)
 """
 
 
+@pytest.mark.turn
 def test_watched_runs_are_one_formula_or_part_where_their_scripts_do(tmp_path, capfd):
     """Each script is run again, and its calls' FP64 values are looked for among the other's, or among a dump's."""
     formulas = {

@@ -98,7 +98,9 @@ def _hashes(bits: jax.Array, rows: int) -> jax.Array:
     every = bits.reshape(rows, -1).astype(jnp.uint32)
     place = jnp.arange(1, every.shape[1] + 1, dtype=jnp.uint32)
     factors = lax.optimization_barrier([odd(place, seed) for seed in SEEDS])  # made once, and not for every row
-    return jnp.stack([jnp.sum(every * factor, axis=1, dtype=jnp.uint32) for factor in factors], axis=-1)
+    terms, zero = tuple(every * factor for factor in factors), jnp.uint32(0)
+    sums = lax.reduce(terms, (zero,) * len(terms), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (1,))
+    return jnp.stack(sums, axis=-1)
 
 
 def _projections(x: jax.Array, n: int) -> jax.Array:

@@ -103,6 +103,7 @@ def test_the_first_stream_is_the_embedding_times_the_factor(tmp_path):
         assert not [v for v in verdicts(tmp_path, run) if v.kind == "state"], name
 
 
+@pytest.mark.turn
 def test_a_layer_without_its_predecessor_is_not_asked_for_one(tmp_path):
     run = recorded(tmp_path, layers="2", points="resid_in,attn_norm")
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))

@@ -338,6 +338,7 @@ def test_a_norm_with_weights_of_zero_tells_what_it_can(tmp_path):
     np.testing.assert_allclose(lost, np.linalg.norm(whole.rows[:, hidden], axis=1), rtol=1e-2)
 
 
+@pytest.mark.turn
 def test_a_stream_that_is_changed_between_layers_is_found_by_its_hashes(tmp_path):
     original = Decoder._layer
 
