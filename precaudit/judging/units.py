@@ -3,7 +3,7 @@
 from collections import Counter
 
 from precaudit.recording.runs.programs import ProgramRun
-from precaudit.schema.records.devices import SplitSum, device_kind
+from precaudit.schema.records.devices import PRODUCT, SplitSum, device_kind
 
 ON_GPU = {
     "1 TF32 pass": "{} of float32 operands in TF32, which keeps 11 of their 24 significant bits: precision="
@@ -27,14 +27,19 @@ def _on_gpu(run: ProgramRun) -> list[str]:
 
 
 def _in_parts(run: ProgramRun) -> list[str]:
-    counts = Counter[SplitSum]()
+    counts = Counter[tuple[str, SplitSum]]()
     for noted in (run.neutrality, *(x.neutrality for x in run.then)):
-        counts.update(how for first in noted[:1] for how in first.split.values())
+        counts.update((label.partition(".")[0], how) for first in noted[:1] for label, how in first.split.items())
     return [
-        f"{_products(n)} summed over {how.parts} devices: every device rounds its part to 16 bits, and parts are added "
-        f"in {how.summed}" + ("" if how.summed == "float32" else ": the sum is rounded with every part")
-        for how, n in counts.items()
+        f"{_products(n) if kind == PRODUCT else _sums(n)} summed over {how.parts} devices: every device rounds its "
+        f"part to 16 bits, and parts are added in {how.summed}"
+        + ("" if how.summed == "float32" else ": the sum is rounded with every part")
+        for (kind, how), n in counts.items()
     ]
+
+
+def _sums(n: int) -> str:
+    return "1 gradient of a broadcast" if n == 1 else f"{n} gradients of broadcasts"
 
 
 def _products(n: int) -> str:

@@ -117,7 +117,7 @@ def points_report(points: Sequence[ProgramPoint], title: str = "") -> Report:
         steps = "×".join(map(str, p.stacked))
         shape = "×".join(map(str, p.shape))
         every.append((p.name, steps, shape, p.dtype, f"{nbytes:,}", *_range_cells(p), p.primitive, p.source))
-    columns = ("point", "steps", "shape", "format", "bytes", "largest", "rms", "not finite", "primitive", "at")
+    columns = ("point", "steps", "shape", "format", "bytes", "largest", "rms", "NaN or inf", "primitive", "at")
     table = fitting.Table(title, columns, tuple(every), ("point", "format", "primitive", "at"))
     return Report(None, (Section(tables=(table.filled,)),), records=points)
 

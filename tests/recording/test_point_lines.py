@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_counted(tmp_path, capsys):
     assert shown.nonfinite == sum(p.stats.nan + p.stats.inf for p in opened.points if p.point == "up")
     assert command(["points", str(tmp_path / "run"), "--points", "up"]) == 0
     head, _, row = capsys.readouterr().out.splitlines()[:3]
-    assert "not finite" in head
+    assert "NaN or inf" in head
     assert f" {shown.nonfinite} " in row
 
 

@@ -185,7 +185,9 @@ def test_every_way_to_jit_is_counted_and_kept(watched, way):
     watch, groups = watched(way, name="f", calls=(0, 1))
     assert counts(watch)["f"] == 2
     assert seen(watch, "f").unseen == []
-    assert [[k.number for k in group] for _, group in groups] == ([[0], [1]] if way in APART else [[0, 1]])
+    kept = [[k.number for k in group] for _, group in groups]
+    at_once = way is in_threads and sorted(kept) == [[0], [1]]  # the second may end before the first
+    assert at_once or kept == ([[0], [1]] if way in APART else [[0, 1]])
     for _, group in groups:
         program = program_of_calls(group, "f")
         out = jax.jit(program.call)(program.params, *next(iter(program.cases.values())))

@@ -1,7 +1,7 @@
 """The interpreter of a program's own roundings: its planted shadow with every result rounded as a realisation says."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from precaudit.interpreters.jaxpr.multiplying import (
     term_after_term,
     to_even,
 )
-from precaudit.interpreters.jaxpr.on_devices import product_in_parts
+from precaudit.interpreters.jaxpr.on_devices import sum_in_parts
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS, label_of
 from precaudit.interpreters.jaxpr.realisations import SHARED, Realisation
@@ -53,7 +53,6 @@ from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
 from precaudit.interpreters.jaxpr.sums import (
-    LANES,
     Ordered,
     float_bits,
     monoid,
@@ -182,12 +181,13 @@ class Emulator(Planted):
         self.summed, once = False, partial(self.store, equation.outvars[0] if equation.outvars else None, factor=factor)
         if self.how.sums in ("own", "lanes") and narrow_sum(equation):
             self.summed = True
-            lanes = LANES if self.how.sums == "lanes" and dtype == jnp.float16 else 1
-            out = own(equation, inputs, partial(round_once, dtype=dtype), lanes)
+            add_up = partial(own, equation, stored=partial(round_once, dtype=dtype), lanes=self.how.sums == "lanes")
+            cut = self.split_of(equation)
+            out = add_up(inputs) if cut is None else [self.in_parts(equation, inputs, cut, add_up)]
         elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
             return self.solve(equation.params, inputs)
-        elif name == "dot_general" and (split := self.split_of(equation)) is not None:
-            out = [self.in_parts(equation, inputs, split)]
+        elif name in ("dot_general", "reduce_sum") and (split := self.split_of(equation)) is not None:
+            out = [self.in_parts(equation, inputs, split, partial(super().operation, equation))]
         elif term_after_term(equation, self.how.narrow_products, self.how.sums == "fused"):
             out = [in_own_format(equation, inputs, partial(round_once, dtype=dtype))]
         elif self.how.unit == "vector" and name == "dot_general" and few_terms(equation, inputs):
@@ -278,19 +278,20 @@ class Emulator(Planted):
         return super().operation(equation, inputs)[0]
 
     def split_of(self, equation: jex.JaxprEqn) -> SplitSum | None:
-        """Return in how many parts several devices make a product of 16 bits; None where one makes it."""
-        split = self.how.split
-        return split.get(label_of(equation)) if split and float_bits(equation.outvars[0].aval.dtype) == 16 else None
+        """Return in how many parts several devices make a product or a sum of 16 bits; None where one makes it."""
+        split, narrow = self.how.split or {}, float_bits(equation.outvars[0].aval.dtype) == 16
+        return split.get(label_of(equation)) if narrow else None
 
-    def in_parts(self, equation: jex.JaxprEqn, inputs: Sequence[Any], split: SplitSum) -> Any:
-        """Return a product as several devices make it."""
-        dtype, product = equation.outvars[0].aval.dtype, super().operation
+    def in_parts(
+        self, equation: jex.JaxprEqn, inputs: Sequence[Any], split: SplitSum, make: Callable[[list[Any]], list[Any]]
+    ) -> Any:
+        """Return a product or a sum as several devices make it; ``make``: of its operands, or of a part of them."""
 
         def rounded(x: object, n: int) -> Any:
-            mark = mixed_bits(self.seed, self.count + ((n + 1) << 40)) if self.drawn else 0
-            return round_on_moved_grid(x, dtype, 2.0 ** (0.5 + 0.5 * unit_interval(mark)) if self.drawn else 1.0)
+            mark = unit_interval(mixed_bits(self.seed, self.count + ((n + 1) << 40))) if self.drawn else -1
+            return round_on_moved_grid(x, equation.outvars[0].aval.dtype, 2.0 ** (0.5 + 0.5 * mark))
 
-        return product_in_parts(equation, inputs, split, lambda cut: product(equation, cut)[0], rounded)
+        return sum_in_parts(equation, inputs, split, make, rounded)
 
     def passes(self, equation: jex.JaxprEqn) -> int:
         """Return how many bfloat16 passes make a product; 0 where that is open."""

@@ -1,27 +1,40 @@
-"""Products of a program by number, so that what a compiler makes of each can be told from its text."""
+"""Products and sums of a program by number, so that what a compiler makes of each can be told from its text."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import jax.extend.core as jex
 
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
+from precaudit.interpreters.jaxpr.sums import float_bits
+from precaudit.schema.records.devices import PRODUCT, SUM
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 GROUPED = "ragged_dot_general"  # a product whose pieces a compiler makes as it likes: it has no label
-_LABEL = re.compile(r"(?:^|[/(])(product\.[0-9]+)(?=[/)]|$)", re.ASCII)
+_LABEL = re.compile(rf"(?:^|[/(])((?:{PRODUCT}|{SUM})\.[0-9]+)(?=[/)]|$)", re.ASCII)
 
 
 def labels(jaxpr: jex.Jaxpr) -> dict[int, str]:
-    """Return {id of an equation: ``product.N``} of the products of an open jaxpr, N in its order, bodies included.
+    """Return {id of an equation: its label} of an open jaxpr, bodies included.
 
-    An equation of a body that several calls share has one label.
+    ``product.N`` of its products and ``sum.N`` of its sums in 16 bits, N in its order. An equation of a body that
+    several calls share has one label.
     """
     found: dict[int, str] = {}
-    for equation in find_products(jaxpr):
-        found.setdefault(id(equation), f"product.{len(found)}")
+    met = Counter[str]()
+    for e in walk_equations(jaxpr):
+        kind = PRODUCT if e.primitive.name in PRODUCTS else SUM if is_narrow_reduction(e) else ""
+        if kind and id(e) not in found:
+            found[id(e)] = f"{kind}.{met[kind]}"
+            met[kind] += 1
     return found
+
+
+def is_narrow_reduction(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation sums 16-bit floats over axes, as the gradient of a broadcast does."""
+    return equation.primitive.name == "reduce_sum" and float_bits(equation.outvars[0].aval.dtype) == 16
 
 
 def find_products(jaxpr: jex.Jaxpr) -> Iterator[Any]:

@@ -144,16 +144,17 @@ def sums_in_lanes(jaxpr: jex.Jaxpr) -> bool:
     return any(e.invars[0].aval.shape[a] % 2 == 0 for e in sums for a in e.params["axes"])
 
 
-def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any], lanes: int = 1) -> list[Any]:
+def own(equation: jex.JaxprEqn, inputs: Sequence[Any], stored: Callable[[Any], Any], lanes: bool) -> list[Any]:
     """Return a sum rounded to its own format after every term, lifted.
 
     ``reduce_sum`` as XLA:CPU adds; over devices in the order of their ranks; others as the platform makes them in that
-    format. ``lanes``: as ``own_sum`` has it.
+    format. ``lanes``: float16 in several sums beside each other, as ``own_sum`` has them.
     """
     if equation.primitive.name in OVER_DEVICES and all(isinstance(a, str) for a in _mesh_axes(equation)):
         return [_over_devices(equation, x, stored) for x in inputs]
     if equation.primitive.name == "reduce_sum":
-        return [own_sum(inputs[0], equation.params["axes"], stored, lanes)]
+        several = LANES if lanes and equation.outvars[0].aval.dtype == np.float16 else 1
+        return [own_sum(inputs[0], equation.params["axes"], stored, several)]
     dtype = equation.outvars[0].aval.dtype
     narrow = [stored(x).astype(dtype) if float_bits(x.dtype) else x for x in inputs]
     name = equation.primitive.name

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
+from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.numbers.arrays import widen
 
@@ -67,6 +68,7 @@ class WholeNumbers:
     counts: dict[Any, Any] = field(default_factory=dict)
     passed: set[Any] = field(default_factory=set)
     most: dict[Any, float] = field(default_factory=dict)
+    measured: set[Any] = field(default_factory=set)
 
     def given(self, v: jex.Var, x: Any) -> None:
         """Take note of an input of floats and its value, if these are whole numbers: positions, a mask, ones to count.
@@ -87,11 +89,13 @@ class WholeNumbers:
         """Whether a variable or literal is a whole number."""
         if isinstance(v, jex.Literal):
             return bool(np.all(np.asarray(v.val, np.float64) == np.rint(np.asarray(v.val, np.float64))))
-        return v in self.known or _integral(v.aval)
+        return v in self.known or (_integral(v.aval) and v not in self.measured)
 
     def note(self, e: jex.JaxprEqn, fixed: Collection[Any]) -> None:
         """Take note of an equation; ``fixed``: variables made of parameters or literals alone."""
         name, floats = e.primitive.name, [v for v in e.outvars if _floating(v.aval)]
+        if _of_quantised(e) or any(not isinstance(v, jex.Literal) and v in self.measured for v in e.invars):
+            self.measured.update(e.outvars)
         if name in MAKES:
             self.most.update(dict.fromkeys(e.outvars, self._most_of(e)))
         if all(isinstance(v, jex.Literal) or v in self.free for v in e.invars):
@@ -142,6 +146,8 @@ class WholeNumbers:
             self.most[inner] = self.size(outer)
         if self.of(outer):
             self.known.add(inner)
+        if not isinstance(outer, jex.Literal) and outer in self.measured:
+            self.measured.add(inner)
         if isinstance(outer, jex.Literal) or outer in self.free:
             self.free.add(inner)
         if isinstance(outer, jex.Literal) or outer in self.constant:
@@ -157,6 +163,12 @@ class WholeNumbers:
     def last(self) -> dict[Any, Any]:
         """Return {variable: equation} of the narrow whole numbers that no other narrow ones are made of."""
         return {v: e for v, e in self.counts.items() if v not in self.passed}
+
+
+def _of_quantised(e: jex.JaxprEqn) -> bool:
+    """Whether an equation is a product of integers of 8 bits or less, by which values that are quantised are held."""
+    formats = [v.aval.dtype for v in e.invars[:2]] if e.primitive.name in (*PRODUCTS, GROUPED) else [np.dtype(bool)]
+    return all(jnp.issubdtype(x, jnp.integer) and jnp.iinfo(x).bits <= 8 for x in formats)
 
 
 def _has_values(x: object) -> bool:

@@ -16,8 +16,11 @@ FROM_JAXPR = "(emulated from the jaxpr)"  # ends the device of a run whose produ
 # GPU of operands in TF32 parts, in float32, or of terms rounded to the result's format
 
 
+PRODUCT, SUM = "product", "sum"  # before the numbers of labels
+
+
 class SplitSum(Record, frozen=True, omit_defaults=False):
-    """A product whose terms lie on several devices: in how many parts, each rounded to its format, and how they add.
+    """A product or sum whose terms lie on several devices: in how many parts, each rounded to its format, and how they add.
 
     ``summed``: the format in which parts are added, rounded after each where that is of 16 bits.
     """

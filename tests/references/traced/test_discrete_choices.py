@@ -247,3 +247,29 @@ def test_what_is_no_count_is_no_whole_number():
         return x * one_hot + scaled
 
     assert not any(whole for _, whole in points(call, x, i))
+
+
+def test_products_of_quantised_integers_measure_and_those_of_wide_ones_count():
+    """Of int8 weights and activations their result in bfloat16 is rounded, as a float's is; positions are lost."""
+
+    def call(_p, a, b):
+        made = jax.lax.dot(a, b, preferred_element_type=jnp.int32)
+        return ((made + 1).astype(jnp.bfloat16) * jnp.bfloat16(0.01)).sum()
+
+    a, b = (np.random.default_rng(0).integers(-100, 100, s) for s in ((4, 64), (64, 8)))
+    assert not any(whole for _, whole in points(call, jnp.asarray(a, jnp.int8), jnp.asarray(b, jnp.int8)))
+    assert any(whole for _, whole in points(call, jnp.asarray(a), jnp.asarray(b)))
+
+
+def test_a_correct_product_of_int8_in_bfloat16_passes(tmp_path):
+    draw = np.random.default_rng(0)
+    params = {"w": jnp.asarray(draw.integers(-127, 127, (64, 32)), jnp.int8), "scale": jnp.full(32, 0.02, jnp.bfloat16)}
+
+    def call(p, x):
+        scale = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
+        made = jax.lax.dot(jnp.round(x / scale).astype(jnp.int8), p["w"], preferred_element_type=jnp.int32)
+        return made.astype(jnp.bfloat16) * scale * p["scale"]
+
+    x = jnp.asarray(draw.standard_normal((16, 64)), jnp.bfloat16)
+    program = Program(call, params, {"a": (x,)}, outputs="y")
+    assert set(gate(compare_program(trace_program(program, tmp_path / "run"), program)).counts) == {"pass"}
