@@ -20,7 +20,7 @@ PRODUCT, SUM = "product", "sum"  # before the numbers of labels
 
 
 class SplitSum(Record, frozen=True, omit_defaults=False):
-    """A product or sum whose terms lie on several devices: in how many parts, each rounded to its format, and how they add.
+    """A product or sum over several devices: in how many parts, each rounded to its format, and how they add.
 
     ``summed``: the format in which parts are added, rounded after each where that is of 16 bits.
     """
