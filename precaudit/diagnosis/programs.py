@@ -215,8 +215,8 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         says = (
             "it has NaN or infinity, and no operation was found that makes it"
             if worst.status == "nonfinite"
-            else f"its equations' rounding does not explain {worst.metric} {digits(worst.value or 0.0)}{limit} at "
-            f"{worst.scope} {at}, from recorded inputs"
+            else f"its equations' rounding does not explain {worst.metric} {digits(worst.value or 0.0)}{limit} "
+            f"{f'of the {worst.scope}' if at is None else f'at {worst.scope} {at}'}, from recorded inputs"
         )
         why = StatedCause("unknown", UNNAMED, f"{says} ({source.get(point, '')})")
         yield finding(why, point, its, worst.rel_l2, calls)

@@ -16,7 +16,8 @@ Ways = Mapping[str, Sequence[Way]]
 class Farthest:
     """The largest relative error from FP64 of a whole run, and of one operation by itself.
 
-    ``ways``: how the compiler makes the products of that operation, where it was read.
+    ``ways``: how the compiler makes the products of that operation, where it was read. ``cancelled``: points that are
+    left out, since their terms cancel: rounding is as large as they are, and a relative error of them says nothing.
     """
 
     whole: float
@@ -24,6 +25,7 @@ class Farthest:
     own: float = 0.0
     made_at: Place | None = None
     ways: tuple[Way, ...] = ()
+    cancelled: tuple[str, ...] = ()
 
 
 @dataclass
@@ -31,10 +33,13 @@ class Sizes:
     """The largest forward and local errors of records as they stream by; what is not finite is judged elsewhere."""
 
     _largest: dict[str, tuple[float, Place]] = field(default_factory=dict)
+    _cancelled: dict[str, None] = field(default_factory=dict)
 
     def add(self, e: ErrorRecord) -> None:
         """Look at a record."""
-        if isinstance(e, ForwardError | LocalError) and e.rel_l2 is not None:
+        if isinstance(e, ForwardError) and e.noise is not None and value(e.noise) >= 1.0:
+            self._cancelled.setdefault(e.point)
+        elif isinstance(e, ForwardError | LocalError) and e.rel_l2 is not None:
             size = value(e.rel_l2)
             if isfinite(size) and size > self._largest.get(e.kind, (-1.0, None))[0]:
                 self._largest[e.kind] = size, Place.of(e)
@@ -45,9 +50,10 @@ class Sizes:
             return None
         whole, at = self._largest["forward"]
         if "local" not in self._largest:
-            return Farthest(whole, at)
+            return Farthest(whole, at, cancelled=tuple(self._cancelled))
         own, place = self._largest["local"]
-        return Farthest(whole, at, own, place, tuple(made.get(place.point) or made.get("", ())))
+        ways = tuple(made.get(place.point) or made.get("", ()))
+        return Farthest(whole, at, own, place, ways, tuple(self._cancelled))
 
 
 def ways_made(each: Iterable[Ways]) -> Ways:

@@ -55,6 +55,9 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
 def how_far(far: Farthest, sources: Mapping[str, str]) -> str:
     """Return how far the farthest values are from FP64, and which operation adds most by itself."""
     told = f"{point_text(far.at)} is {percent(far.whole)} away from FP64"
+    if far.cancelled:
+        more = f" and {len(far.cancelled) - 1} more" if len(far.cancelled) > 1 else ""
+        told += f", without {far.cancelled[0]}{more}, whose terms cancel"
     if far.made_at is None or not far.own:
         return told
     source = sources.get(far.made_at.point, "")

@@ -281,13 +281,15 @@ def _keep_narrow(worst: dict[str, LocalError], e: LocalError) -> None:
 def _narrow_sums(worst: Mapping[str, LocalError]) -> Iterator[str]:
     """Say which points are added up in a narrow format, what that costs, and what to change."""
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
-        off = roundoffs(value(e.rel_l2) / FORMATS[e.dtype or "bfloat16"].unit_roundoff)
+        kind = FORMATS[e.dtype or "bfloat16"]
+        wide = kind.itemsize > 2  # it is the format of a conversion after the sum
+        off = "" if wide else f", {roundoffs(value(e.rel_l2) / kind.unit_roundoff)} u"
         yield (
-            f"{e.point} is summed term by term in {e.dtype}: error {short(e.rel_l2)}, {off} u; "
+            f"{e.point} is summed term by term in {'16 bits' if wide else e.dtype}: error {short(e.rel_l2)}{off}; "
             "sum in float32 (x.astype(jnp.float32) before it is broadcast, or before the sum) and round once."
         )
     if len(worst) > 3:
-        yield f"So are {len(worst) - 3} points more."
+        yield f"So {'is 1 point' if len(worst) == 4 else f'are {len(worst) - 3} points'} more."
 
 
 def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:

@@ -77,6 +77,43 @@ def test_products_in_rounded_parts_are_read_of_the_text(inside, name, found):
     assert split_sums(parse_module(TEXT.format(inside=inside, name=name))) == found
 
 
+WITHIN = """HloModule m
+
+%rounding (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  %s = f32[] add(%x, %y)
+  %n = bf16[] convert(%s)
+  ROOT %w = f32[] convert(%n)
+}
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}
+
+%reduced (p: f32[2,4], z: f32[]) -> f32[4] {
+  %p = f32[2,4]{1,0} parameter(0)
+  %z = f32[] parameter(1)
+  ROOT %r = f32[4]{0} reduce(%p, %z), dimensions={0}, to_apply=%rounding, metadata={op_name="jit(f)/sum.0/reduce_sum"}
+}
+
+ENTRY %main (a: f32[2,4], z: f32[]) -> f32[4] {
+  %a = f32[2,4]{1,0} parameter(0)
+  %z = f32[] parameter(1)
+  %f = f32[4]{0} fusion(%a, %z), kind=kLoop, calls=%reduced, metadata={op_name="jit(f)/sum.0/reduce_sum"}
+  ROOT %r = f32[4]{0} all-reduce(%f), replica_groups={{0,1}}, to_apply=%add, metadata={op_name="jit(f)/sum.0/x"}
+}
+"""
+
+
+def test_a_sum_that_rounds_after_every_term_rounds_its_parts():
+    """In the computation of a reduction inside of a fusion; not where that adds in float32 alone."""
+    assert split_sums(parse_module(WITHIN)) == {"sum.0": SplitSum(parts=2, summed="float32")}
+    assert split_sums(parse_module(WITHIN.replace("to_apply=%rounding", "to_apply=%add"))) == {}
+
+
 TOGETHER = """HloModule m
 
 %add (x: f32[], y: f32[]) -> f32[] {

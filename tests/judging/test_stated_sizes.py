@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline, how_far
 from precaudit.schema.digits import percent
 from precaudit.schema.places import Place
-from precaudit.schema.records.errors import KINDS
+from precaudit.schema.records.errors import KINDS, ForwardError
 
 AT = Place("a", "call", 0, 3, "scores")
 
@@ -75,6 +76,18 @@ def test_the_largest_of_each_kind_counts_and_what_is_not_finite_does_not():
         "layer 3 (rope.py:9), products in 1 pass"
     )
     assert Sizes().farthest({}) is None
+
+
+def test_what_cancels_is_named_and_its_relative_error_is_not_told():
+    """The gradient of a key's bias is 0: rounding is as large as it is, or 1e13 times."""
+    sizes = Sizes()
+    for point, size, noise in (("q", 3e13, 2e13), ("k", 1.5, 1.0), ("scores", 0.2, 0.99), ("v", 0.1, None)):
+        sizes.add(
+            msgspec.structs.replace(AT.record(ForwardError, "run", "fp64", rel_l2=size, noise=noise), point=point)
+        )
+    found = sizes.farthest({})
+    assert (found.whole, found.cancelled) == (0.2, ("q", "k"))
+    assert how_far(found, {}) == "scores of layer 3 is 20 % away from FP64, without q and 1 more, whose terms cancel"
 
 
 def test_products_that_are_told_by_number_tell_a_way_where_they_have_one():

@@ -702,7 +702,9 @@ def test_names_that_name_no_program(tmp_path):
     (tmp_path / "mine.py").write_text("from precaudit import Program\nother = 3\n")
     (tmp_path / "broken.py").write_text("x = 1\nraise ValueError('no')\n")
     (tmp_path / "has.py").write_text("from precaudit import Program\nother = 3\nright = Program(abs, 1, {'a': (1,)})\n")
+    (tmp_path / "later.py").write_text("def __getattr__(name):\n    if name[0] != '_':\n        raise KeyError('no')\n")
     for name, message in (
+        ("later.py:program", r"does not give 'program': KeyError: 'no' \(.*later.py:3\)"),
         ("mine.py:program", "has no 'program': it holds no Program"),
         ("mine.py:other", r"is no precaudit.Program but int; write one: program = precaudit.Program\(call=other, "),
         ("has.py:other", r"is no precaudit.Program but int; in that file are: .*has.py:right"),

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Entry, Program
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.diagnosis.sameness.observed import order_in_call
+from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.judging.looks import look_at, selected
 from precaudit.judging.programs import notes
@@ -419,3 +420,31 @@ def test_where_it_begins_is_told_in_the_order_of_the_program():
     places = [(final, ()), (mix, (0,)), (q, (1,)), (embed, ())]
     order = sorted(places, key=lambda at: order_in_call(at[0], at[1], points))
     assert [(p.name, step) for p, step in order] == [("embed", ()), ("mix", (0,)), ("q", (1,)), ("final", ())]
+
+
+def with_positions(shape):
+    """Return prefill and decode that take the position of every token, as Gemma's do."""
+    tokens = jnp.asarray(list(PROMPTS.values()), jnp.int32)
+
+    def step(params, ids, positions, held):
+        x = params["embed"][ids].astype(jnp.float32) * (1 + positions.reshape(-1, ids.shape[1])[..., None] / 16)
+        held = held[:, None] + jnp.cumsum(x, axis=1)
+        return jnp.tanh(held).astype(jnp.bfloat16) @ params["out"], held[:, -1]
+
+    def follow(inputs, out):
+        return jnp.argmax(out[0][:, -1:], -1).astype(jnp.int32), inputs[1][:, -1:] + 1, out[1]
+
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH)).reshape(shape)
+    then = {"decode": Entry(step, follow, STEPS - 1, follow, ("logits", "held"), tokens=0, start=1)}
+    first = {"both": (tokens, positions, jnp.zeros((2, WIDTH)))}
+    return Program(step, PARAMS, first, outputs=("logits", "held"), entry="prefill", tokens=0, start=1, then=then)
+
+
+def test_a_start_may_be_the_position_of_every_token(tmp_path):
+    program = with_positions((2, LENGTH))
+    compare_program(trace_program(program, tmp_path / "run"), program)
+    assert set(gate(tmp_path / "run").counts) == {"pass"}
+    other = with_positions((2 * LENGTH, 1))
+    opened = trace_program(replace(other, then={}), tmp_path / "other")
+    with pytest.raises(UserError, match=r"start = 1: that input is \[10, 1\], and the token ids \[2, 5\]; it says the"):
+        compare_program(opened, replace(other, then={}))

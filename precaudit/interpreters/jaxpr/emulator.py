@@ -120,11 +120,11 @@ class Emulator(Planted):
         return out
 
     def hand_on(self, equation: jex.JaxprEqn, inputs: Sequence[Any]) -> None:
-        """Note an equation's result as it is of what was not rounded yet, where this realisation has it go on."""
+        """Note an equation's results as they are of what was not rounded yet, where this realisation has it go on."""
         known = [None if hasattr(v, "val") else self.before.get(v) for v in equation.invars]
         if self.excess.hands_on(equation) and any(x is not None for x in known):
             of = [up(x) if before is None else before for x, before in zip(inputs, known, strict=True)]
-            self.before[equation.outvars[0]] = super().operation(equation, of)[0]
+            self.before |= zip(equation.outvars, super().operation(equation, of), strict=True)
 
     def read(self, equation: jex.JaxprEqn, i: int, x: Any) -> Any:
         """Return an operand as its equation reads it: unrounded where this realisation says so."""

@@ -19,6 +19,7 @@ STATISTICS = ("square", "integer_pow", "mul", "reduce_sum")  # where one value i
 MOVES = (
     *("broadcast_in_dim", "clamp", "concatenate", "dynamic_slice", "expand_dims", "gather", "max", "min", "neg", "pad"),
     *("reshape", "rev", "select_n", "slice", "squeeze", "stop_gradient", "transpose"),
+    *("copy", "copy_p", "optimization_barrier", "sharding_constraint", "split"),
 )
 Unrounded = Literal["none", "converted", "computed", "statistics", "unshared", "all", "single"]
 Condition = Callable[[jex.JaxprEqn], bool]

@@ -88,7 +88,7 @@ class WholeNumbers:
     def of(self, v: jex.Var | jex.Literal) -> bool:
         """Whether a variable or literal is a whole number."""
         if isinstance(v, jex.Literal):
-            return bool(np.all(np.asarray(v.val, np.float64) == np.rint(np.asarray(v.val, np.float64))))
+            return not _is_number(v.aval) or bool(np.all(np.rint(held := np.asarray(v.val, np.float64)) == held))
         return v in self.known or (_integral(v.aval) and v not in self.measured)
 
     def note(self, e: jex.JaxprEqn, fixed: Collection[Any]) -> None:
@@ -135,7 +135,7 @@ class WholeNumbers:
     def size(self, v: jex.Var | jex.Literal) -> float:
         """Return how large a variable or literal may be; infinity where nothing is known."""
         if isinstance(v, jex.Literal):
-            return float(np.abs(np.asarray(v.val)).max(initial=0))
+            return float(np.abs(np.asarray(v.val)).max(initial=0)) if _is_number(v.aval) else 0.0
         if _integral(v.aval) and v not in self.most:
             return 1.0 if v.aval.dtype == bool else _most_held(v.aval.dtype)
         return self.most.get(v, inf)
@@ -176,6 +176,11 @@ def _has_values(x: object) -> bool:
     if isinstance(x, jax.Array):
         return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
     return isinstance(x, np.ndarray | np.generic)
+
+
+def _is_number(aval: object) -> bool:
+    """Whether a literal holds numbers or truth values: a tangent of integers (float0) holds none."""
+    return getattr(aval, "dtype", None) != jax.dtypes.float0
 
 
 def _integral(aval: object) -> bool:

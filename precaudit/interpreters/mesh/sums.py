@@ -68,9 +68,17 @@ def _is_rounded(module: Module, computation: Computation, x: Instruction) -> boo
     """Whether a part is rounded to 16 bits: it is of such a format, or what makes it goes through one."""
     if _dtype(x.type) in ("bf16", "f16"):
         return True
-    inside = [i for name in x.computations for i in module.computations[name].instructions.values()]
+    inside = _inside(module, x)
     read = [computation.instructions[name] for name in x.operands if x.opcode in ("convert", "copy", "bitcast")]
     return any(_dtype(i.type) in ("bf16", "f16") for i in (*inside, *read))
+
+
+def _inside(module: Module, x: Instruction) -> Iterator[Instruction]:
+    """Yield the instructions that one computes by, those of a reduction inside of a fusion among them."""
+    for name in x.computations:
+        for i in module.computations[name].instructions.values():
+            yield i
+            yield from _inside(module, i)
 
 
 def _dtype(of: Type) -> str:

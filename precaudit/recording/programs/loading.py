@@ -87,11 +87,17 @@ def _import(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
         raise
     except Exception as error:
         raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{raising_line(error)}") from None
-    if not hasattr(module, name):
+    try:
+        found = getattr(module, name)
+    except AttributeError:
         names = [n for n, v in vars(module).items() if fits(v)]
         held = "Program" if what == "program" else what
-        raise UserError(f"{where} has no {name!r}" + (nearest(name, names) if names else f": it holds no {held}"))
-    return getattr(module, name)
+        none = f"{where} has no {name!r}" + (nearest(name, names) if names else f": it holds no {held}")
+        raise UserError(none) from None
+    except Exception as error:  # of a module's own __getattr__
+        said = f"{type(error).__name__}: {error}{raising_line(error)}"
+        raise UserError(f"{where} does not give {name!r}: {said}") from None
+    return found
 
 
 def _file(path: Path) -> Any:

@@ -57,9 +57,10 @@ class Program(Brief):
     means to compute in, by the name of a policy, its file or itself: what a names map shows is compared with them.
     ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the reference has its tensors,
     and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a call's in
-    order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or one
-    (None: they count on from call to call; a later entry point goes on where the one before ended, or begins anew where
-    its first call has several rows); ``lengths``: which says how many of a call are each sequence's and no padding,
+    order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or
+    one, or of every one (None: they count on from call to call; a later entry point goes on where the one before
+    ended, or begins anew where its first call has several rows); ``lengths``: which says how many of a call are each
+    sequence's and no padding,
     [B], or which they are, [B, T]. ``entry``: what the entry point ``call`` is named; ``then``: the entry points that
     run after it, by name, each on the state that the one before leaves.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.jax_versions import walk_equations
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.numbers.arrays import Array, widen
@@ -138,7 +139,7 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, list[Row]]
             real = _real(given, one.record, ids)
             if len(before) != len(ids) or (call == 0 and one.record.start is None and ids.shape[1] > 1):
                 before = [[] for _ in ids]
-            starts, said = _starts(given, one.record.start, before, ids[np.arange(len(ids)), real.argmax(axis=1)])
+            starts, said = _starts(given, one.record.start, before, ids, real.argmax(axis=1))
             if call == 0 and i and (off := [(a, b) for a, b in zip(said, starts, strict=True) if a != b]):
                 strange.append(Strange(i, *off[0]))
             before = [b[:n] for b, n in zip(before, starts, strict=True)]
@@ -155,18 +156,26 @@ def _rows(entries: Sequence[Opened], case: str) -> tuple[dict[Prefix, list[Row]]
 
 
 def _starts(
-    given: Mapping[str, Array], start: int | None, before: Sequence[Sequence[Fed]], first: Array
+    given: Mapping[str, Array], start: int | None, before: Sequence[Sequence[Fed]], ids: Array, first: Array
 ) -> tuple[list[int], list[int]]:
     """Return the place of the first token of each sequence in a call, and the position that the program says of it.
 
-    The place is after all tokens before it, or that of one fed again. A position that is said and is neither is a
-    mistake to be seen, or counts what is no token.
+    ``ids`` [B, T]; ``first`` [B]: the column of each sequence's first token. The place is after all tokens before it,
+    or that of one fed again. A position that is said and is neither is a mistake to be seen, or counts what is no
+    token. Raises UserError where positions are neither of sequences nor of rows.
     """
     ends = [len(known) for known in before]
     if start is None:
         return ends, ends
-    said = [int(x) for x in np.broadcast_to(given[str(start)].reshape(-1), len(before))]
-    again = (at < n and known[at].token == token for at, n, known, token in zip(said, ends, before, first, strict=True))
+    held, each = given[str(start)], np.arange(len(ids))
+    if held.size not in (1, len(ids)) and held.shape not in (ids.shape, ids.shape[1:]):
+        raise UserError(
+            f"start = {start}: that input is {list(held.shape)}, and the token ids {list(ids.shape)}; it says the "
+            "position of each sequence's first token, or of every token"
+        )
+    held = held.reshape(-1) if held.size in (1, len(ids)) else np.broadcast_to(held, ids.shape)[each, first]
+    said, tokens = [int(x) for x in np.broadcast_to(held, len(ids))], ids[each, first]
+    again = (at < n and known[at].token == id_ for at, n, known, id_ in zip(said, ends, before, tokens, strict=True))
     return [at if is_again else n for at, n, is_again in zip(said, ends, again, strict=True)], said
 
 
