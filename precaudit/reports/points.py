@@ -8,10 +8,8 @@ from math import prod
 from pathlib import Path
 
 from precaudit.numbers.formats import FORMATS
-from precaudit.recording.dumps.runs import imported_points
 from precaudit.recording.opening import open_any
 from precaudit.recording.runs.programs import Opened, ProgramPoint
-from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.sketched import is_sketched, sketches_in
 from precaudit.reports import fitting
 from precaudit.reports.report import Report, Section
@@ -44,7 +42,7 @@ def recorded_entries(folder: Path) -> dict[str, Sequence[ProgramPoint]]:
         ranges = _ranges(run.points)
         return {one.record.entry: [_with_range(p, ranges.get((one.record.phase, p.name))) for p in one.record.points]
                 for one in run.entries}  # fmt: skip
-    lines = run.points if isinstance(run, Run) else imported_points(run)
+    lines = run.points
     found: dict[str, dict[str, list[PointRecord]]] = defaultdict(lambda: defaultdict(list))
     for p in lines:
         found[p.phase][p.point].append(p)

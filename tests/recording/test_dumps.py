@@ -12,7 +12,7 @@ import precaudit
 from precaudit import Selection, import_dump, open_run
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.recording.dumps.runs import imported_points, open_imported
+from precaudit.recording.dumps.runs import open_imported
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.programs.own import prefill_call
 from precaudit.recording.programs.tracing import trace_program
@@ -98,7 +98,7 @@ def test_the_same_tensors_in_other_files_axes_and_formats_are_equal(ours, mapped
 def test_each_tensor_has_a_line_and_its_point_a_range(ours, mapped, tmp_path, capsys):
     """Also without a model to compare it with; with one the lines are of that comparison."""
     found = import_dump(dumped(tmp_path / "dump", ours), tmp_path / "theirs", mapped)
-    lines = {(p.layer, p.point): p for p in imported_points(found)}
+    lines = {(p.layer, p.point): p for p in found.points}
     assert lines.keys() == {(t.layer, t.point) for t in found.record.tensors}
     held = found.tensor(found.index()[Place("p0", "prefill", 0, 2, "attn_out")]).astype(np.float64)
     assert (lines[2, "attn_out"].axes, lines[2, "attn_out"].shape) == (("T", "H", "K"), held.shape)

@@ -85,6 +85,14 @@ class Imported(Brief):
         rows = (t for t in self.record.tensors if t.phase == "prefill" and t.shape and is_rowwise(t.point))
         return {t.prompt: t.shape[0] for t in rows}
 
+    @property
+    def points(self) -> list[PointRecord]:
+        """The lines of points.jsonl; raises UserError where the dump was imported before these had them."""
+        path = self.folder / "points.jsonl"
+        if not path.is_file():
+            raise UserError(f"{path} is missing: import the dump again")
+        return read_lines(path, PointRecord)
+
     def tensor(self, t: DumpTensor) -> "Array":
         """Return a tensor; raises UserError where its file is gone or was altered."""
         from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
@@ -101,14 +109,6 @@ class Imported(Brief):
         if x.shape != t.shape or x.dtype.name != t.dtype:
             raise UserError(f"{path}: {t.key!r} is not what dump.json says; import again")
         return x
-
-
-def imported_points(run: Imported) -> list[PointRecord]:
-    """Return the lines of points.jsonl of a dump; raises UserError where it was imported before dumps had them."""
-    path = run.folder / "points.jsonl"
-    if not path.is_file():
-        raise UserError(f"{path} is missing: import the dump again")
-    return read_lines(path, PointRecord)
 
 
 def is_rowwise(point: str) -> bool:
