@@ -46,6 +46,7 @@ def test_each_tensor_has_a_line_with_its_hash_and_statistics(run):
     assert layers["up"] == range(3)
     each = {(case, *call, layer, p) for case in "ab" for call in calls for p, its in layers.items() for layer in its}
     assert lines.keys() == each
+    assert [{p.phase for p in one.points} for one in run.entries] == [{"prefill call"}, {"decode call"}]
     for p in lines.values():
         one = run.entries[p.phase == "decode call"]
         kind = "outputs" if p.file.endswith("outputs.safetensors") else "taps"

@@ -25,7 +25,7 @@ from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run, write_manifest
-from precaudit.references.comparison.entry_views import Row, pairs_of_rows
+from precaudit.references.comparison.entry_views import Fed, Row, _starts, pairs_of_rows
 from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.records.base import value
 from tests.helpers.paths import ROOT
@@ -448,3 +448,10 @@ def test_a_start_may_be_the_position_of_every_token(tmp_path):
     opened = trace_program(replace(other, then={}), tmp_path / "other")
     with pytest.raises(UserError, match=r"start = 1: that input is \[10, 1\], and the token ids \[2, 5\]; it says the"):
         compare_program(opened, replace(other, then={}))
+
+
+def test_of_a_padded_sequence_the_position_of_its_first_token_counts():
+    """Padding on the left has a position, too, which is nobody's."""
+    given = {"1": np.array([[9, 9, 3], [4, 5, 6]])}
+    fed = [[Fed(1, 1)] * 3, [Fed(1, 1)] * 4]
+    assert _starts(given, 1, fed, np.array([[0, 0, 8], [8, 8, 8]]), np.array([2, 0])) == ([3, 4], [3, 4])

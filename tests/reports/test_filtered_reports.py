@@ -12,7 +12,7 @@ from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.looks import look_by
 from precaudit.judging.recalled import recall_any
 from precaudit.recording.opening import open_any
-from precaudit.reports.points import entries_report, recorded_entries
+from precaudit.reports.points import RecordedPoint, entries_report, recorded_entries
 from precaudit.schema.selection import Filters
 
 
@@ -79,6 +79,11 @@ def test_report_and_export_are_of_what_was_selected(honest, tmp_path, capsys):
 def test_points_lists_a_model_s_run_too(honest, program_run, capsys):
     for table in (t for s in entries_report(recorded_entries(honest)).sections for t in s.tables):
         assert all(any(column) for column in zip(*table.rows, strict=True))
+    every = [p for its in recorded_entries(honest).values() for p in its]
+    assert {isinstance(p, RecordedPoint) for p in every if p.dtype.startswith("uint")} == {
+        False
+    }  # hashes have no range
+    assert {isinstance(p, RecordedPoint) for p in every if "float" in p.dtype} == {True}
     assert run(["points", str(honest), "--phases", "decode", "--points", "q,k", "--json"]) == 0
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["q", "k"]
     assert run(["points", str(program_run), "--points", "nothing"]) == 2

@@ -21,6 +21,9 @@ from precaudit.interpreters.jaxpr.products import labels
 from precaudit.interpreters.jaxpr.reap import Taps, Transform, reap
 from precaudit.interpreters.jaxpr.sites import STATE, Site, sites
 
+# Of the jitted program. JAX's cache of compiled programs leaves metadata out of its keys, and labels are metadata:
+# where other equations get some (products.py), another name keeps text that was compiled before from being read
+LABELLED = "captured_2"
 Which = Literal["own", "automatic", "both"]  # taps of a program
 
 
@@ -168,11 +171,13 @@ def capturing(
     points = keep and (lambda name, x: x if name.startswith(STATE) else keep(name, x))
     if not made.states or layers is None:
         selected = {s.name for s in (*made.sites, *made.states)} if made.aside else None
-        return reap(made.call, selected, layers, points)
-    decided = reap(made.call, {s.name for s in made.states})
+        capture = reap(made.call, selected, layers, points)
+    else:
+        decided = reap(made.call, {s.name for s in made.states})
 
-    def capture(*args: Any) -> tuple[Any, Taps]:
-        (out, states), taps = reap(decided, {s.name for s in made.sites}, layers, points)(*args)
-        return out, taps | states
+        def capture(*args: Any) -> tuple[Any, Taps]:
+            (out, states), taps = reap(decided, {s.name for s in made.sites}, layers, points)(*args)
+            return out, taps | states
 
+    capture.__name__ = LABELLED
     return capture

@@ -42,6 +42,8 @@ def test_sums_are_those_of_the_machine(shape, axes, dtype):
         ways = [1, LANES] if dtype == np.float16 else [1]
         emulated = [np.asarray(jax.jit(lambda x, n=n: own_sum(x, axes, stored, n))(wide)) for n in ways]
     assert any((made == y).all() for y in emulated)
+    if len(ways) == 2 and 40 in shape:  # in windows that are padded there is one sum
+        assert (emulated[0] == emulated[1]).all()
 
 
 def test_where_lanes_are_tried():

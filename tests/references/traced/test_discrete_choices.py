@@ -253,7 +253,7 @@ def test_products_of_quantised_integers_measure_and_those_of_wide_ones_count():
     """Of int8 weights and activations their result in bfloat16 is rounded, as a float's is; positions are lost."""
 
     def call(_p, a, b):
-        made = jax.lax.dot(a, b, preferred_element_type=jnp.int32)
+        made = jax.jit(jax.lax.dot, static_argnames="preferred_element_type")(a, b, preferred_element_type=jnp.int32)
         return ((made + 1).astype(jnp.bfloat16) * jnp.bfloat16(0.01)).sum()
 
     a, b = (np.random.default_rng(0).integers(-100, 100, s) for s in ((4, 64), (64, 8)))
