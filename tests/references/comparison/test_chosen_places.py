@@ -114,7 +114,7 @@ def test_what_was_said_of_other_cases_stays(run):
     assert marks_of(opened).unpaired == marks.unpaired
 
 
-def test_what_follows_a_nan_is_suspect_on_every_screen(run):
+def test_what_follows_a_nan_is_suspect_on_every_screen(run, capsys):
     """Of compare and of gate with filters, too: what comes before is judged though it is not shown."""
     opened, program = run
     found = compare_program(opened, program)
@@ -126,6 +126,9 @@ def test_what_follows_a_nan_is_suspect_on_every_screen(run):
         judged = gate(opened, **filters)
         assert judged.counts["input suspect"] == 1
     assert run_cli(["compare", str(opened.folder), "--layers", "2", "--points", SCAN, "--accum", "none"]) == 0
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert run_cli(["gate", str(opened.folder), "--layers", "2", "--points", SCAN]) == 3
+    assert capsys.readouterr().out.splitlines()[0].rstrip(".") == first_line.partition(" in what was")[0].rstrip(".")
 
 
 def test_taps_that_change_products_of_predicted_chips_are_unknown(run):
