@@ -41,6 +41,9 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
         same = j.counts[first.status]
         told = first.text or "nothing is there"
         return Headline("?", f"{same:,} {first.status}: {place_text(first)}: {told}.", next_command(first, run))
+    if (first := _first(of_status(j, "input suspect"))) is not None:  # filters leave out what fails before it
+        same, cause = j.counts["input suspect"], "an operation before it fails, which filters leave out"
+        return Headline("?", f"{same:,} input suspect: {place_text(first)}: {cause}.", next_command(first, run))
     passed = j.counts.get("pass", 0)
     if not passed:
         return Headline("?", f"nothing was judged: {NOTHING[j.of]}.")

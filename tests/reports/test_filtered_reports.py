@@ -12,6 +12,7 @@ from precaudit.judging.gate import Criteria, gate, gate_selected
 from precaudit.judging.looks import look_by
 from precaudit.judging.recalled import recall_any
 from precaudit.recording.opening import open_any
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.reports.points import RecordedPoint, entries_report, recorded_entries
 from precaudit.schema.selection import Filters
 
@@ -80,14 +81,24 @@ def test_points_lists_a_model_s_run_too(honest, program_run, capsys):
     for table in (t for s in entries_report(recorded_entries(honest)).sections for t in s.tables):
         assert all(any(column) for column in zip(*table.rows, strict=True))
     every = [p for its in recorded_entries(honest).values() for p in its]
-    assert {isinstance(p, RecordedPoint) for p in every if p.dtype.startswith("uint")} == {
-        False
-    }  # hashes have no range
-    assert {isinstance(p, RecordedPoint) for p in every if "float" in p.dtype} == {True}
+    assert {isinstance(p, RecordedPoint) for p in every} == {True}
     assert run(["points", str(honest), "--phases", "decode", "--points", "q,k", "--json"]) == 0
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["q", "k"]
     assert run(["points", str(program_run), "--points", "nothing"]) == 2
     assert "there is no point 'nothing'" in capsys.readouterr().err
+
+
+def test_hashes_of_rows_have_no_range(honest, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(honest, copy)
+    lines = (copy / "points.jsonl").read_text().replace('"dtype":"float32"', '"dtype":"uint32"')
+    (copy / "points.jsonl").write_text(lines)
+    manifest = json.loads((copy / "run.json").read_text())
+    manifest["hashes"]["points.jsonl"] = file_hash(copy / "points.jsonl")
+    (copy / "run.json").write_text(json.dumps(manifest))
+    every = [p for its in recorded_entries(copy).values() for p in its]
+    found = {(p.dtype, isinstance(p, RecordedPoint)) for p in every}
+    assert found == {("bfloat16", True), ("uint32", False)}
 
 
 def test_a_program_s_run_is_filtered_by_the_same_options(program_run, capsys):
