@@ -26,7 +26,8 @@ Place = tuple[str, int | None]  # a point and its layer
 Rows = dict[Place, Array]
 
 EXCESS_PRECISION = ("some results read unrounded",)
-MOST_READS = 512  # of a segment that is searched
+MOST_READS = 512  # that a point depends on, and is searched for
+READS = 1 << 14  # of a program that is looked at: all of it is traced for each point
 ROUNDS = 12  # of the search
 AT_ONCE = 32  # choices of a small program that are made at once
 ELEMENTS = 32  # of a point for each choice that may be made of it: fewer could be made to fit
@@ -81,7 +82,7 @@ class Choices:
         self.segment, self.rows, reads = segment, rows, _Reads(())
         jax.eval_shape(lambda *a: segment.evaluate(reads, *a), segment.values, segment.args)
         count, self.matter = len(reads.numbers), ()  # type: tuple[int, tuple[int, ...]]
-        if not 0 < count <= MOST_READS:
+        if not 0 < count <= READS:
             return
 
         def of(choices: Sequence[Any], values: Values, args: tuple[Any, ...]) -> Any:
@@ -90,6 +91,8 @@ class Choices:
         jaxpr = jax.make_jaxpr(of)([np.False_] * count, segment.values, segment.args).jaxpr
         given = [frozenset({str(i)}) if i < count else frozenset[str]() for i in range(len(jaxpr.invars))]
         matter = sorted(map(int, reads_of_arguments(jaxpr, given)[1][0]))
+        if len(matter) > MOST_READS:
+            return
         self.matter = tuple(matter)
         self.flips = _flips([reads.variables[n] for n in matter], segment.tapped.small)
 

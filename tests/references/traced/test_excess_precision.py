@@ -35,9 +35,9 @@ def by_hand(x, wrong=0.0):
     return rounded(rounded(rounded(y) - rounded(z)) * total)
 
 
-def judged(tmp_path, rows, change, columns=32, seed=0):
+def judged(tmp_path, rows, change, columns=32, seed=0, call=cancelling):
     x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(jnp.bfloat16)
-    program = Program(cancelling, jnp.array(FACTORS, jnp.bfloat16), {"a": (jnp.asarray(x),)})
+    program = Program(call, jnp.array(FACTORS, jnp.bfloat16), {"a": (jnp.asarray(x),)})
     opened = trace_program(program, tmp_path / "run")
     other = altered(opened, tmp_path / "other", "cancelling", lambda y: change(x.astype(np.float64)).astype(y.dtype))
     errors = compare_program(other, program)
@@ -52,6 +52,21 @@ def test_the_reads_are_found(small, tmp_path, monkeypatch):
     assert counts == {"pass": 2}
     assert e.elided == {EQUATIONS: EXCESS_PRECISION}
     assert e.unexplained.u == 0  # bit for bit
+
+
+def test_the_reads_are_found_in_a_program_of_many(tmp_path, monkeypatch):
+    """More reads than are searched, of which the point depends on few."""
+    monkeypatch.setattr(excess_precision, "MOST_READS", 12)
+
+    def call(factors, x):
+        out, z = cancelling(factors, x), x
+        for i in range(4):
+            z = z + jnp.tanh(z * factors[0] + jnp.bfloat16(i)) * factors[1]
+        return out, z
+
+    e, _ = judged(tmp_path, 24, by_hand, call=call)
+    assert e.elided == {EQUATIONS: EXCESS_PRECISION}
+    assert e.unexplained.u == 0
 
 
 @pytest.mark.turn  # 3 s
