@@ -178,7 +178,8 @@ def local_numbers(
     shown = finite(reference)
     steady = members
     if around is reference:
-        steady = _steady(members, emulations[best], reference, (MOST_SINGLE if wide else MOST_NARROW), u)
+        sums = 0.0 if terms is None else SINGLE * norm(finite(canonical(terms, "TD")))
+        steady = _steady(members, emulations[best], reference, (MOST_SINGLE if wide else MOST_NARROW, u, sums))
     unsteady, members = len(members) - len(steady), steady
     noise = Noise.pool(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
     each = stored.shape if shape is None else shape
@@ -218,11 +219,15 @@ def _rounding_all(honest: Mapping[Name, Array], drawn: Sequence[Array]) -> list[
     return strict + [y for i, y in enumerate(drawn) if i >= len(DRAWS) or DRAWS[i].unrounded == "none"]
 
 
-def _steady(members: list[Array], emulated: Array, reference: Array, most: float, u: float) -> list[Array]:
-    """Return the realisations that are no farther from FP64 than ``most`` times the emulation, or one rounding, is."""
+def _steady(members: list[Array], emulated: Array, reference: Array, most: tuple[float, float, float]) -> list[Array]:
+    """Return the realisations that are no farther from FP64 than ``most`` says.
+
+    So many times as far as the emulation is, or one rounding of u; or as far as one rounding of what is added up.
+    """
+    times, u, sums = most
     with np.errstate(invalid="ignore"):
         sizes = [norm(finite(y - reference)) for y in (emulated, *members)]
-    limit = most * max(sizes[0], u / 3**0.5 * norm(finite(reference)))
+    limit = max(times * max(sizes[0], u / 3**0.5 * norm(finite(reference))), sums)
     near = [y for y, size in zip(members, sizes[1:], strict=True) if size <= limit]
     return near or [emulated]
 
