@@ -1,6 +1,8 @@
 """``jax.jit`` as a watched script has it: what is counted, what is kept, and the Program that kept calls make."""
 
+import copy
 import functools
+import inspect
 import threading
 
 import jax
@@ -67,6 +69,34 @@ def test_every_way_of_jitting_is_counted_by_its_own_name_and_line(watching):
     assert one(watch, "bare").compiled == 2
     assert one(watch, "bare").place.startswith(__file__)
     assert one(watch, "method").formats == ("float32",)
+
+
+def faces():
+    """Return what a script may do with a jitted method and a jitted function beside calling them."""
+
+    class Model:
+        @functools.partial(jax.jit, static_argnums=0)
+        def step(self, x):
+            return x + 1
+
+    model, x, jitted = Model(), jnp.ones(3), jax.jit(lambda x: x * 2)
+    return {
+        "bound": inspect.ismethod(model.step),
+        "owner": model.step.__self__ is model,
+        "name": functools.wraps(model.step)(lambda x: x).__name__,
+        "shape": model.step.eval_shape(model, x).shape,
+        "lowered": "add" in model.step.lower(model, x).as_text(),
+        "called": model.step(x).tolist(),
+        "copy": copy.copy(jitted)(x).tolist(),
+        "deep": copy.deepcopy({"f": jitted})["f"](x).tolist(),
+    }
+
+
+def test_a_jitted_function_can_do_what_it_can_unwatched(watching):
+    bare = faces()
+    watching()
+    assert faces() == bare
+    assert bare["name"] == "step"
 
 
 def test_what_is_traced_or_not_jitted_is_no_call_of_its_own(watching):

@@ -6,12 +6,14 @@ Loaded before the script runs; JAX is not imported before the script imports it.
 import functools
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from precaudit.recording.watching.functions import (
     called_place,
+    count_equations,
     dynamic_arguments,
     host_copy,
     is_renamed,
@@ -209,8 +211,16 @@ class Jitted:
         return getattr(self._jitted, name)
 
     def __get__(self, owner: object, kind: Any = None) -> Any:
-        """Bind it as a method."""
-        return self if owner is None else functools.partial(self, owner)
+        """Bind it as a method, which has its attributes."""
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __copy__(self) -> "Jitted":
+        """Return itself: calls of a copy are calls of the function."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Jitted":
+        """Return itself."""
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; inside what JAX traces, as a part of that."""
@@ -302,27 +312,13 @@ class Jitted:
             return
         of.place_by(traced)
         formats: dict[str, None] = {}
-        of.equations = _count(traced.jaxpr.jaxpr, formats)
+        of.equations = count_equations(traced.jaxpr.jaxpr, formats)
         of.formats = tuple(formats)
 
 
 def shapes_text(shapes: Shapes) -> list[str]:
     """Return the formats and shapes of arrays as ``float32[2, 3]``."""
     return [f"{dtype}{list(shape)}" for dtype, shape in shapes]
-
-
-def _count(jaxpr: object, formats: dict[str, None]) -> int:
-    """Return how many equations a jaxpr has, with its bodies; collect the formats of their floats."""
-    from precaudit.interpreters.jaxpr.jax_versions import walk_equations
-
-    n = 0
-    for e in walk_equations(jaxpr):
-        n += 1
-        for v in e.outvars:
-            dtype = getattr(v.aval, "dtype", None)
-            if dtype is not None and "float" in str(dtype):
-                formats.setdefault(str(dtype))
-    return n
 
 
 def sequences(kept: Sequence[Kept]) -> list[list[Kept]]:

@@ -79,3 +79,17 @@ def host_copy(x: object) -> Any:
     if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(np.array(jax.random.key_data(x)), impl=jax.random.key_impl(x))
     return np.array(x) if hasattr(x, "dtype") or isinstance(x, bool | int | float | complex) else x
+
+
+def count_equations(jaxpr: object, formats: dict[str, None]) -> int:
+    """Return how many equations a jaxpr has, with its bodies; collect the formats of their floats."""
+    from precaudit.interpreters.jaxpr.jax_versions import walk_equations
+
+    n = 0
+    for e in walk_equations(jaxpr):
+        n += 1
+        for v in e.outvars:
+            dtype = getattr(v.aval, "dtype", None)
+            if dtype is not None and "float" in str(dtype):
+                formats.setdefault(str(dtype))
+    return n
