@@ -12,7 +12,7 @@ import msgspec
 
 from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import PAIRS, ProgramRun
+from precaudit.recording.runs.programs import PAIRS, ProgramRun, is_program_run
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.records.lines import encode, read_lines, read_record
@@ -55,7 +55,7 @@ def copy(source: Path, target: Path, count: int) -> int:
     times = -(-count // len(some))
     target.mkdir(parents=True)
     _write(target / "errors.jsonl", some, "prompt", times)
-    if (source / "program.json").is_file():
+    if is_program_run(source):
         _program(source, target, times)
     else:
         _model(source, target, times)
@@ -95,17 +95,15 @@ def _model(source: Path, target: Path, times: int) -> None:
 
 
 def _program(source: Path, target: Path, times: int) -> None:
-    run = read_record(source / "program.json", ProgramRun, "a program's run")
+    run = read_record(source / "run.json", ProgramRun, "a program's run")
     cases = tuple(_ids(run.cases, times))
     checked = tuple(msgspec.structs.replace(n, case=f"{n.case}{i}") for i, n in product(range(times), run.neutrality))
-    (target / "program.json").write_bytes(
-        encode(msgspec.structs.replace(run, cases=cases, neutrality=checked, hashes={}))
-    )
+    (target / "run.json").write_bytes(encode(msgspec.structs.replace(run, cases=cases, neutrality=checked, hashes={})))
     found = read_record(source / "compared.json", Compared, "a comparison")
     if found.pairs:
         _write(target / PAIRS, read_lines(source / PAIRS, PrefillDecodeRecord), "prompt", times)
     found = msgspec.structs.replace(
-        found, run=file_hash(target / "program.json"), errors=file_hash(target / "errors.jsonl"),
+        found, run=file_hash(target / "run.json"), errors=file_hash(target / "errors.jsonl"),
         pairs=file_hash(target / PAIRS) if found.pairs else "",
     )  # fmt: skip
     (target / "compared.json").write_bytes(encode(found))

@@ -343,7 +343,7 @@ class Corpus:
             ("dump", "layers/0.npy", raw, read_dumped), ("dump", "more.npz", raw, read_dumped),
             ("dump", "rest.safetensors", (header, *raw), read_dumped), ("dump", "ids.npy", raw, read_dumped),
             ("dump", "audit.jsonl", lines, read_dumped), ("dump", "names.toml", toml, read_dumped),
-            ("imported", "dump.json", json_, read_imported),
+            ("imported", "run.json", json_, read_imported),
             ("imported", "tensors/0.safetensors", (header, *raw), read_imported),
         ]  # fmt: skip
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from exams.tpu_calibration.programs import PROGRAMS
+from precaudit.recording.tracing.conditions import number_versions
 from precaudit.recording.tracing.devices import choose_device
-from precaudit.recording.tracing.manifest import number_versions
 
 
 def main() -> None:

@@ -39,10 +39,12 @@ def require_one_run(path: Path, command: str) -> None:
 
 def _runs_in(path: Path) -> list[Path]:
     """Return the runs in a folder, where it is none itself, by the files that are there."""
-    names = ("run.json", "program.json", "dump.json")
-    if any((path / name).is_file() for name in names) or any(path.glob("tokens-*/program.json")):
+    from precaudit.recording.runs.folders import runs_of_lengths
+    from precaudit.recording.runs.kinds import MANIFESTS
+
+    if any((path / name).is_file() for name in MANIFESTS) or runs_of_lengths(path):
         return []
-    return sorted({p.parent for name in names for p in path.glob(f"*/{name}")})
+    return sorted({p.parent for name in MANIFESTS for p in path.glob(f"*/{name}")})
 
 
 def every_run(context: click.Context, folder: Path, names: tuple[str, ...], why: str) -> list[Path]:

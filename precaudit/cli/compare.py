@@ -127,10 +127,8 @@ def command(
     """
     from precaudit.errors import UserError
     from precaudit.numbers.bytes_text import bytes_of
-    from precaudit.recording.dumps.runs import Imported
-    from precaudit.recording.opening import kind_of
     from precaudit.recording.runs.folders import NO_TENSORS
-    from precaudit.recording.runs.programs import Opened
+    from precaudit.recording.runs.kinds import kind_of
     from precaudit.recording.runs.sketched import is_sketched
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.workflows.several import runs_in
@@ -160,10 +158,10 @@ def command(
         check("sketches")
         return compare_sketched(run, against, to)
     kind = kind_of(run)
-    if against is not None and {kind, kind_of(against)} & {Opened, Imported}:
+    if against is not None and {kind, kind_of(against)} & {"program", "dump"}:
         check("pair")
         return _between(run, against, shown)
-    if kind is Opened:
+    if kind == "program":
         rerun, names = given["rerun"], given["names"]
         check("recorded", "program", *(["rerun"] if rerun else ["textbook"] if model is not None else []))
         if rerun:
@@ -174,7 +172,7 @@ def command(
         its = _reference(given["reference"], names, given["config"], given["family"]) if own else (model, names)
         return _program(run, given["program"], its, accums, shown)
     if kind is not None:
-        check(*([] if kind is Imported else ["recorded"]), "decoder")
+        check(*([] if kind == "dump" else ["recorded"]), "decoder")
     return _decoder(run, against, policy, options, shown)
 
 
@@ -272,8 +270,7 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate
     from precaudit.judging.recalled import recall_any
-    from precaudit.recording.dumps.runs import Imported
-    from precaudit.recording.opening import kind_of
+    from precaudit.recording.runs.kinds import kind_of
     from precaudit.recording.runs.reader import Run
     from precaudit.reports.differences import difference_verdict
 
@@ -294,10 +291,10 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
             points = set(made.requested.points)
             asked = points if asked is None else asked & points
     differ = f"the runs are of different weights ({'; '.join(weights.values())})" if len(weights) > 1 else ""
-    for folder in (x for x in (run, against) if kind_of(x) is Imported and x not in lacking):
+    for folder in (x for x in (run, against) if kind_of(x) == "dump" and x not in lacking):
         if gate(folder).exit_code == 1:  # of which it is not known otherwise whose weights it is of
             differ = differ or f"{folder} does not pass against FP64 of its model: precaudit gate {folder}"
-    of_dump = " --model PATH" if lacking and kind_of(lacking[0]) is Imported else ""
+    of_dump = " --model PATH" if lacking and kind_of(lacking[0]) == "dump" else ""
     helps = f"precaudit compare {shlex.quote(str(lacking[0]))}{of_dump}" if lacking else ""
     return difference_verdict(pairs, known[0], known[1], helps, asked, differ)
 

@@ -79,15 +79,14 @@ def command(context: click.Context, /, run: Path, filters: "Filters", to: Delive
     """
     from precaudit.diagnosis.diagnose import diagnose, lift_subject
     from precaudit.errors import UserError
-    from precaudit.recording.opening import kind_of
-    from precaudit.recording.runs.programs import Opened
+    from precaudit.recording.runs.kinds import kind_of
     from precaudit.recording.runs.reader import open_run
     from precaudit.references.comparison.compare import CompareOptions
     from precaudit.reports.diagnosis import diagnosis_report
     from precaudit.reports.headline import AMONG
 
     kind, model, mesh, partial = kind_of(run), given["model"], given["mesh"], given["partial"]
-    if kind is Opened:
+    if kind == "program":
         leave_out(context, ("lift", "invariance", "mesh"), f"{run} is of a program")
         if given["rerun"]:
             return _rerun(run, model)

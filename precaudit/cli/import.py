@@ -36,7 +36,7 @@ def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
     record = found.record
     for what, its in (("not taken", record.left_out), ("not there", record.absent)):
         if its:
-            more = f" and {len(its) - LISTED} more (dump.json has all)" if len(its) > LISTED else ""
+            more = f" and {len(its) - LISTED} more (run.json has all)" if len(its) > LISTED else ""
             say(f"{what}, {len(its)}: {', '.join(its[:LISTED])}{more}")
     cases = dict.fromkeys(t.prompt for t in record.tensors)
     told = f", {len(record.reported)} reported numbers" if record.reported else ""

@@ -202,14 +202,15 @@ def _on_interrupt(folders: Sequence[Path]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         from precaudit.recording.programs.resuming import cut_off
+        from precaudit.recording.runs.kinds import kind_of
         from precaudit.recording.runs.unfinished import finished_prompts
 
         begun = [(f, n) for f in folders if (n := finished_prompts(f) or cut_off(f)) is not None]
-        finished = sum((f / "run.json").is_file() for f in folders) - len(begun)
+        finished = sum(kind_of(f) is not None for f in folders) - len(begun)
         if not begun and (len(folders) == 1 or not finished):
             raise
         words = [w for w in sys.argv[1:] if w not in ("--resume", "--force")]
-        kinds = {f: "cases" if (f / "program.json").is_file() else "prompts" for f in folders}
+        kinds = {f: "cases" if kind_of(f) == "program" else "prompts" for f in folders}
         there = "; ".join(f"{f} holds {whole} of {every} {kinds[f]}" for f, (whole, every) in begun)
         there = there or f"{finished} of {len(folders)} runs are finished"
         raise Interrupted(f"interrupted; {there}. Next: precaudit {shlex.join([*words, '--resume'])}") from None

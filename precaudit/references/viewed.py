@@ -23,6 +23,7 @@ from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, announced_policy, load_policy
+from precaudit.schema.records.manifests import SCHEMA
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
 
 AS_STORED = "as stored"
@@ -254,16 +255,13 @@ def _record(opened: Opened, book: MappedTextbook, policy: Policy, asked: Request
     config: dict[str, Any] = msgspec.to_builtins(book.config)
     model = ModelRecord(id=of.program, reference=of.program, sha256=of.weights, config=config)
     return RunRecord(
-        schema=1,
+        schema=SCHEMA,
         id=of.id,
         model=model,
         policy=asdict(policy),
         requested=asked,
         device=of.device,
-        device_count=1,
         versions=of.versions,
-        xla_flags="",
-        commit=None,
         command=of.command,
         started=of.started,
         program="other",

@@ -11,7 +11,8 @@ from precaudit.judging.judgement import Judgement
 from precaudit.judging.looks import Look, look_by, selected
 from precaudit.judging.recalled import recall_any
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun
+from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.programs import Opened, ProgramRun
 from precaudit.recording.runs.unique import UniqueHashes
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports.headline import AMONG, of_status
@@ -117,11 +118,8 @@ def gather(run: Recalled) -> Gathered:
     where none is, or nothing where something fails.
     """
     said = gate(run.compared)
-    manifest = "run.json" if run.program is None else MANIFEST
     changes = (
-        _of_run(run.folder, manifest, "remedies", Remedy)
-        if run.program is None
-        else _of_run(run.folder, manifest, "lines", LineRemedy)
+        _of_run(run.folder, "remedies", Remedy) if run.program is None else _of_run(run.folder, "lines", LineRemedy)
     )
     return Gathered(
         run.folder,
@@ -129,7 +127,7 @@ def gather(run: Recalled) -> Gathered:
         run.sources,
         judgement=said,
         findings=findings_of(run.folder, said),
-        shares=_of_run(run.folder, manifest, "shares", Shares),
+        shares=_of_run(run.folder, "shares", Shares),
         remedies=changes,
     )
 
@@ -146,7 +144,7 @@ def _read_lines(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
     return tuple(read_lines(folder / name, kind)) if (folder / name).is_file() else None
 
 
-def _of_run(folder: Path, manifest: str, name: str, kind: type[R]) -> tuple[R, ...] | None:
+def _of_run(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
     """Return the lines of a file that are of this very run, as each says."""
-    found, run = _read_lines(folder, f"{name}.jsonl", kind), file_hash(folder / manifest)
+    found, run = _read_lines(folder, f"{name}.jsonl", kind), file_hash(manifest_of(folder))
     return None if found is None else tuple(x for x in found if getattr(x, "run", None) == run)

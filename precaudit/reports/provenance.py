@@ -44,9 +44,7 @@ def _model(r: RunRecord) -> Iterator[tuple[str, str]]:
     yield "decode steps", str(asked.decode_steps)
     yield "device", f"{r.device} × {r.device_count}"
     yield "mesh", ", ".join(f"{axis} {n}" for axis, n in r.mesh.items())
-    yield "XLA flags", r.xla_flags
     yield from _common(r)
-    yield "commit", r.commit or ""
     yield "SHA of the files", ", ".join(f"{k} {v}" for k, v in r.hashes.items())
 
 
@@ -63,7 +61,9 @@ def _program(r: ProgramRun) -> Iterator[tuple[str, str]]:
 
 
 def _common(r: RunRecord | ProgramRun) -> Iterator[tuple[str, str]]:
+    yield "XLA flags", r.xla_flags
     yield "versions", ", ".join(f"{k} {v}" for k, v in r.versions.items())
+    yield "commit", r.commit or ""
     yield "command", r.command
     yield "started", r.started
     yield "finished", r.finished or "not finished"

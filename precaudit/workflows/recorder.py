@@ -130,7 +130,8 @@ class Recorder:
         return tuple(program_diagnosis_report(diagnose(x.run, x.program), program_errors(x.run)).lines)
 
     def _record(self, of: Function, group: Sequence[Kept], calls: str) -> list[Recorded]:
-        from precaudit.recording.runs.programs import open_program_run, write_manifest
+        from precaudit.recording.runs.kinds import write_manifest
+        from precaudit.recording.runs.programs import open_program_run
         from precaudit.recording.watching.programs import outputs_apart, program_of_calls
         from precaudit.workflows.verbs import trace
 
@@ -194,6 +195,7 @@ class Recorder:
 
 def other_versions(recorded: dict[str, str]) -> list[str]:
     """Return what differs from the versions that a run was recorded with."""
-    from importlib.metadata import version
+    from precaudit.recording.tracing.conditions import number_versions
 
-    return [f"{name} is {version(name)}, the run has {v}" for name, v in recorded.items() if version(name) != v]
+    now = number_versions()
+    return [f"{name} is {now.get(name)}, the run has {v}" for name, v in recorded.items() if now.get(name) != v]

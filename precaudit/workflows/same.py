@@ -13,7 +13,7 @@ from precaudit.mirrors import takes_urls
 from precaudit.recording.programs.loading import is_reference
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.served import ServedModel
-from precaudit.recording.runs.programs import MANIFEST
+from precaudit.recording.runs.programs import is_program_run
 from precaudit.schema.program_names import require_name
 from precaudit.workflows.keywords import progress_of
 from precaudit.workflows.signatures import Telling
@@ -124,16 +124,16 @@ def _check_paths(paths: Sequence[Path]) -> None:
     """Raise UserError for a side that cannot be read, before any command is run again."""
     from precaudit.recording.dumps.reading import read_dump
 
-    if len(paths) == 2 and not (paths[0] / MANIFEST).is_file():
+    if len(paths) == 2 and not is_program_run(paths[0]):
         raise UserError(f"{paths[0]}: the first is a program, FILE.py:NAME, or a watched run; give tensors second")
     for path in paths:
-        if not (path / MANIFEST).is_file():
+        if not is_program_run(path):
             read_dump(path)
 
 
 def _tensors(path: Path, folder: Path) -> Path:
     """Return where a side's tensors are: of a watched run, whose command is run again, its values in FP64."""
-    if not (path / MANIFEST).is_file():
+    if not is_program_run(path):
         return path
     from precaudit.workflows.watch import rerun
 

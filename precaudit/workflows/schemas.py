@@ -19,18 +19,18 @@ from precaudit.diagnosis.bisection.records import Bisection, BisectionAsked, Bis
 from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.diagnosis.sameness.records import Sameness
 from precaudit.diagnosis.training.records import Training, TrainingMember, TrainingTensor
-from precaudit.recording.dumps.runs import DumpRun
 from precaudit.recording.runs.compared_programs import Compared
 from precaudit.recording.runs.programs import ProgramRun
 from precaudit.reports.sweep import SweepRow
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ERROR_KINDS
+from precaudit.schema.records.manifests import DumpRun
 from precaudit.schema.records.probe import ProbeRecord
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.schema.records.sketches import SketchRecord
 
 FILES = {
-    "run.json": RunRecord,
+    "run.json": RunRecord | ProgramRun | DumpRun,
     "prompts.jsonl": PromptRecord,
     "steps.jsonl": StepRecord,
     "points.jsonl": PointRecord,
@@ -43,9 +43,7 @@ FILES = {
     "lines.jsonl": LineRemedy,
     "remedies.jsonl": Remedy,
     "shares.jsonl": Shares,
-    "program.json": ProgramRun,
     "compared.json": Compared,
-    "dump.json": DumpRun,
     "same.jsonl": Sameness,
     "sketches.jsonl": SketchRecord,
     "sweep.jsonl": SweepRow,

@@ -12,6 +12,7 @@ from precaudit.judging.gate import gate
 from precaudit.progress import Advance, Progress
 from precaudit.recording.opening import holds_run
 from precaudit.recording.runs.folders import check_folder
+from precaudit.recording.runs.kinds import tag_of
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.point_lines import safe_name
 from precaudit.recording.runs.reader import Run, open_run
@@ -22,6 +23,7 @@ from precaudit.reports.policies import PolicyRow, policy_differences, row_of
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import Number, Record, json_number
 from precaudit.schema.records.lines import read_lines, write_lines
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.writing import write_whole
 
 if TYPE_CHECKING:
@@ -128,13 +130,13 @@ def runs_in(folder: Path) -> list[Path]:
     """Return the runs that a folder holds, the one whose tokens the others were fed first; none where it is a run."""
     if not folder.is_dir() or holds_run(folder):
         return []
-    found = [p for p in folder.iterdir() if (p / "run.json").is_file()]
+    found = [p for p in folder.iterdir() if tag_of(p) == "model"]
     return sorted(found, key=_order)
 
 
 def _order(path: Path) -> tuple[bool, str, str]:
     try:
-        record = read_manifest(path / "run.json")
+        record = read_manifest(path / MANIFEST)
     except UserError:
         return True, "~", path.name
     return record.requested.tokens_from is not None, record.started, path.name
@@ -152,7 +154,7 @@ def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> 
     for path in runs_in(folder):
         name = path.name
         try:
-            name = read_manifest(path / "run.json").policy["name"]
+            name = read_manifest(path / MANIFEST).policy["name"]
             found, row = _compare(path, options, _name_progress(tell, name))
         except UserError as error:
             rows.append(PolicyRow(policy=name, run=path.name, why=str(error)))

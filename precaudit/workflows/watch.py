@@ -15,7 +15,7 @@ import msgspec
 from precaudit.errors import CannotJudge, UserError, nearest
 from precaudit.numbers.bytes_text import parse_bytes
 from precaudit.recording.runs.folders import check_folder
-from precaudit.recording.runs.programs import MANIFEST, open_program_run
+from precaudit.recording.runs.programs import is_program_run, open_program_run
 from precaudit.recording.watching.calls import LAST, LOWERED
 from precaudit.recording.watching.records import Picking, SeenFunction, SeenRun, SeenScript, WatchedCommand, WatchOrder
 from precaudit.schema.records.base import value
@@ -46,7 +46,7 @@ class Watched:
         if self.seen is not None:
             return [Path(r.folder) for r in self.seen.runs]
         there = [] if self.output is None else [self.output, *sorted(self.output.glob("[0-9]*"))]
-        return [p for p in there if (p / MANIFEST).is_file()]
+        return [p for p in there if is_program_run(p)]
 
     @property
     def functions(self) -> list[SeenFunction]:
@@ -232,7 +232,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _clear(folder: Path, force: bool) -> None:
     """Check that runs may be written to a folder; with ``force`` several that are there go. Raises UserError."""
     inner = [p for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-    several = bool(inner) and all(p in inner and (p / MANIFEST).is_file() for p in folder.iterdir())
+    several = bool(inner) and all(p in inner and is_program_run(p) for p in folder.iterdir())
     if not several:
         check_folder(folder, force)
     elif not force:

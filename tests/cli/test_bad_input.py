@@ -566,11 +566,11 @@ def test_a_run_without_prompts_or_cases(altered, program, tmp_path, refuses):
     spoil(altered / "run.json", table(lambda r: r["hashes"].update(hashes)))
     spoil(altered / "run.json", table(lambda r: r["requested"].update(prompts=[])))
     own = shutil.copytree(program, tmp_path / "program")
-    spoil(own / "program.json", fields(cases=[]))
+    spoil(own / "run.json", fields(cases=[]))
     export = ("--csv", "out.csv")
     for command, *more in (("compare",), ("gate",), ("diagnose",), ("report",), ("export", *export)):
         refuses(command, altered, *more, words=["prompts.jsonl: no prompt is in it"])
-        refuses(command, own, *more, words=["program.json: a run has at least one case"])
+        refuses(command, own, *more, words=["run.json: a run has at least one case"])
     with pytest.raises(UserError, match="there is no prompt"):
         precaudit.trace("tiny", tmp_path / "out", prompts=[])
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,7 @@
 """Options that are of no use for what RUN is: told in one line, before anything is read."""
 
+import json
+
 import pytest
 
 from precaudit.cli import run
@@ -10,9 +12,10 @@ from precaudit.cli.compare import LEFT_OUT, command
 def folders(tmp_path, monkeypatch):
     """A folder of each kind, of which nothing but the kind is there."""
     monkeypatch.chdir(tmp_path)
-    for file in ("program/program.json", "dump/dump.json", "model/run.json", "several/bf16/run.json"):
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).write_text("{}")
+    kinds = {"program": "program", "dump": "dump", "model": "model", "several/bf16": "model"}
+    for folder, kind in kinds.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run.json").write_text(json.dumps({"kind": kind}))
 
 
 def test_the_table_is_of_options_of_the_command():

@@ -17,7 +17,8 @@ from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.references.comparison.programs import compare_program
 from tests.helpers.audited_cases import program
 

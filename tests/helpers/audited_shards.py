@@ -19,7 +19,8 @@ from precaudit.interpreters.jaxpr import plant, reap
 from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.references.comparison.programs import compare_program
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))

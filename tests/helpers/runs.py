@@ -52,5 +52,5 @@ def altered(opened, folder, point, change):
     tensors[point] = change(tensors[point].copy())
     save_file(tensors, folder / name)
     record = msgspec.structs.replace(opened.record, hashes={**opened.record.hashes, name: file_hash(folder / name)})
-    (folder / "program.json").write_bytes(msgspec.json.encode(record))
+    (folder / "run.json").write_bytes(msgspec.json.encode(record))
     return open_program_run(folder)

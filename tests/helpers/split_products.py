@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 from precaudit import Program
 from precaudit.judging.gate import gate
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.runs.programs import open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import open_program_run
 from precaudit.references.comparison.programs import compare_program
 
 

@@ -32,6 +32,7 @@ from precaudit.models.numpy_decoder import passes
 from precaudit.models.numpy_decoder.accumulation import rounding_products
 from precaudit.recording.programs.preparing import code_hash, prepare_program
 from precaudit.recording.runs.arrays import write_tensors
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.references.traced.forward import Chains
 from precaudit.references.traced.units import Units
@@ -349,18 +350,18 @@ def altered(run, taps, **changes):
     opened = open_program_run(run)
     file = file_name(opened.record, "a", 0, "taps")
     digest, _ = write_tensors(run, file, opened.tensors("a", 0, "taps") | taps)
-    changed = json.loads((run / "program.json").read_text()) | changes
+    changed = json.loads(manifest_of(run).read_text()) | changes
     changed["hashes"][file] = digest
-    (run / "program.json").write_text(json.dumps(changed))
+    manifest_of(run).write_text(json.dumps(changed))
 
 
 def recorded(folder, name, program=None, **changes):
     """Return a copy of a run on a GPU as one of ``program`` (its own), whatever JAX writes of it here."""
     run = folder / name
     shutil.copytree(RUNS / name, run)
-    record = json.loads((run / "program.json").read_text())
+    record = json.loads(manifest_of(run).read_text())
     record |= {"code": code_hash(prepare_program(program or PROGRAMS[name]))} | changes
-    (run / "program.json").write_text(json.dumps(record))
+    manifest_of(run).write_text(json.dumps(record))
     return run
 
 

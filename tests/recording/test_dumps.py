@@ -358,7 +358,7 @@ def test_an_imported_run_is_whole_checked_and_taken_by_compare_alone(ours, mappe
     file.write_bytes(data)
     with pytest.raises(UserError, match="was altered since it was imported"):
         compare_runs(found.folder, ours.folder)
-    manifest = found.folder / "dump.json"
+    manifest = found.folder / "run.json"
     manifest.write_text(manifest.read_text().replace("tensors/0", "../../etc/0"))
     with pytest.raises(UserError, match="outside the run"):
         open_imported(found.folder)

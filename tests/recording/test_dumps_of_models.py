@@ -17,6 +17,7 @@ from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.recording.dumps.formats import narrowest_formats, policy_of_formats
 from precaudit.recording.dumps.runs import open_imported
+from precaudit.recording.runs.kinds import tag_of
 from precaudit.schema.coverage import decode_steps_of
 from precaudit.schema.places import Place
 from precaudit.schema.policies import load_policy
@@ -196,7 +197,7 @@ def test_what_one_layer_lacks_is_missing(tmp_path):
 
 def test_a_case_without_tokens_is_missing_and_a_dump_without_any_is_refused(tmp_path, capsys):
     folder = imported(tmp_path)
-    manifest = folder / "dump.json"
+    manifest = folder / "run.json"
     held = json.loads(manifest.read_text())
     del held["tokens"]["b"]
     manifest.write_text(json.dumps(held))
@@ -216,7 +217,7 @@ def test_a_dump_of_other_sizes_is_refused_in_a_line(tmp_path, capsys):
     assert compared(folder, model=FIXTURES / "llama-mqa") == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert "it is of another model, or its axes are in another order" in told
-    assert not (folder / "run.json").exists()
+    assert tag_of(folder) == "dump"
     assert compared(folder, "--policy", "bf17") == 2
     assert "unknown policy 'bf17'" in capsys.readouterr().err
     assert command(["compare", str(folder), "--policy", "bf16"]) == 2

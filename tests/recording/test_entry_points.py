@@ -21,7 +21,8 @@ from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.compared_programs import recall_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import open_program_run
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.names_map import Names
 from precaudit.schema.records.base import value
@@ -205,7 +206,7 @@ def test_a_run_whose_program_lost_an_entry_point_is_refused(compared):
 def test_an_altered_list_of_entry_points_is_refused(compared, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(compared[0].folder, folder)
-    path = folder / "program.json"
+    path = folder / "run.json"
     path.write_text(path.read_text().replace('"entry": "decode"', '"entry": "prefill"'))
     with pytest.raises(UserError, match="two cases, entry points or points have one name"):
         open_program_run(folder)

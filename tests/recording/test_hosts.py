@@ -14,10 +14,11 @@ from precaudit.recording.programs.resuming import _is_whole
 from precaudit.recording.runs import hosts as processes
 from precaudit.recording.runs.arrays import OCDBT, TENSORS, Arrays, Part, WrittenArray, arrays_hash, stored_arrays
 from precaudit.recording.runs.hosts import Hosts, common_facts, lost_others
-from precaudit.recording.runs.programs import MANIFEST, open_program_run
+from precaudit.recording.runs.programs import open_program_run
 from precaudit.recording.runs.shards import Shards, check_shared, note_shard
 from precaudit.recording.runs.unfinished import Continuation, _other_conditions, trim
 from precaudit.recording.tracing.parts import Spread
+from precaudit.schema.records.manifests import MANIFEST
 
 
 class Client:

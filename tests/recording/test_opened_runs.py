@@ -6,9 +6,10 @@ import precaudit
 from precaudit.errors import UserError
 from precaudit.judging.recalled import provenance_of, recall_any
 from precaudit.recording.dumps.runs import Imported
-from precaudit.recording.opening import holds_run, manifest_of
+from precaudit.recording.opening import holds_run
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.runs.bits import compare_bits
+from precaudit.recording.runs.kinds import kind_of, manifest_of
 from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from tests.helpers.other_decoder import fixture_tokens, write_dump
@@ -37,8 +38,8 @@ def test_a_folder_says_what_it_is_a_run_of(runs):
         assert precaudit.open_run(opened) is opened
         assert holds_run(opened)
         assert holds_run(str(runs / name))
-    names = [manifest_of(runs / name).name for name in kinds]
-    assert names == ["run.json", "program.json", "dump.json"]
+    assert [kind_of(runs / name) for name in kinds] == list(kinds)
+    assert {manifest_of(runs / name).name for name in kinds} == {"run.json"}
     assert not holds_run(runs)
     with pytest.raises(UserError, match="no run here"):
         precaudit.open_run(runs)

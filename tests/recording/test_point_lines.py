@@ -118,9 +118,7 @@ def test_sketches_have_no_lines_and_a_run_of_before_none(tmp_path):
     old = precaudit.trace(program(then={}), tmp_path / "old")
     hashes = {name: x for name, x in old.record.hashes.items() if name != "points.jsonl"}
     (tmp_path / "old" / "points.jsonl").unlink()
-    (tmp_path / "old" / "program.json").write_bytes(
-        msgspec.json.encode(msgspec.structs.replace(old.record, hashes=hashes))
-    )
+    (tmp_path / "old" / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(old.record, hashes=hashes)))
     again = open_program_run(tmp_path / "old")
     assert again.points == []
     again.verify()

@@ -468,7 +468,7 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     assert cli(["gate", "run"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "has the same products without taps and with them" in told
-    assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
+    assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "run.json").read_text()
     monkeypatch.setattr("precaudit.references.traced.reference.units_of", lambda _: None)
     assert cli(["compare", "run"]) == 0
     assert cli(["gate", "run"]) == 1, "one pass is no honest rounding of a CPU's float32 product"
@@ -503,7 +503,7 @@ def test_a_program_s_products_are_made_as_its_compiled_program_says(tmp_path, mo
     (tmp_path / "rows.py").write_text(ROWS)
     monkeypatch.chdir(tmp_path)
     assert cli(["trace", f"rows.py:{name}", "--device", "tpu-predicted:v5e", "-o", "run"]) == 0
-    path = tmp_path / "run" / "program.json"
+    path = tmp_path / "run" / "run.json"
     raw = json.loads(path.read_text())
     assert raw["neutrality"][0]["made"] == {"product.0": [compiled], "product.1": [compiled]}
     open_ = [["1 pass", "float32"], ["float32, one operand bfloat16"], None]

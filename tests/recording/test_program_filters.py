@@ -107,7 +107,7 @@ def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
     from safetensors.numpy import save_file
 
     from precaudit.recording.runs.hashes import file_hash
-    from precaudit.recording.runs.programs import write_manifest
+    from precaudit.recording.runs.kinds import write_manifest
 
     changed = {n: x * 1.02 if n == "gate" else x for n, x in taps.items()}
     save_file({n: x.astype(taps[n].dtype) for n, x in changed.items()}, path)

@@ -13,7 +13,8 @@ from precaudit.cli import run as command
 from precaudit.errors import UserError
 from precaudit.recording.programs.loading import load_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import file_name, open_program_run
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.tpus import needs_libtpu
 

@@ -28,7 +28,8 @@ from precaudit.recording.programs.planning import points
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.forward import Chains
@@ -139,7 +140,7 @@ def test_precision_lost_inside_a_segment_is_found_against_the_program_without(ow
     monkeypatch.undo()
     good = trace_program(program, tmp_path / "good")
     record = msgspec.structs.replace(opened.record, code=good.record.code, points=good.record.points)
-    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
+    (opened.folder / "run.json").write_bytes(msgspec.json.encode(record))
     compare_program(open_program_run(opened.folder), program)
     failed = {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
     assert {"normed", "second", "final"} & failed
@@ -166,7 +167,7 @@ def test_a_run_of_someone_elses_runs_no_code(recorded, tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("raise SystemExit('this code ran')\n")
     shutil.copytree(opened.folder, tmp_path / "run")
     record = msgspec.structs.replace(opened.record, program=f"{tmp_path / 'evil.py'}:program")
-    (tmp_path / "run" / "program.json").write_bytes(msgspec.json.encode(record))
+    (tmp_path / "run" / "run.json").write_bytes(msgspec.json.encode(record))
     with pytest.raises(UserError, match="was not traced here as it stands"):
         compare_program(open_program_run(tmp_path / "run"))
 
@@ -655,7 +656,7 @@ def test_a_missing_record_is_missing(recorded, tmp_path, kind, point):
     shutil.copytree(opened.folder, folder)
     lost = next(e for e in errors if (e.kind, e.point) == (kind, point))
     write_lines(folder / "errors.jsonl", [e for e in errors if e is not lost])
-    marks = {"run": file_hash(folder / "program.json"), "errors": file_hash(folder / "errors.jsonl")}
+    marks = {"run": file_hash(folder / "run.json"), "errors": file_hash(folder / "errors.jsonl")}
     (folder / "compared.json").write_bytes(msgspec.json.encode(marks))
     judged = gate(folder)
     assert judged.exit_code == 3

@@ -201,7 +201,7 @@ def test_other_prompts_weights_versions_and_source_are_refused(folder, cut, tmp_
         patched.setattr(tracing, "computed_by", lambda _: "another")
         refused("precaudit's own source")
     with monkeypatch.context() as patched:
-        patched.setattr("precaudit.recording.tracing.manifest.number_versions", lambda: {"jax": "0.1"})
+        patched.setattr("precaudit.recording.tracing.conditions.number_versions", lambda: {"jax": "0.1"})
         refused("the version of jax (", "now 0.1)", "the version of numpy")
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--xla_dump_to=x")

@@ -93,7 +93,7 @@ def test_a_program_of_two_processes_is_the_run_of_one(tmp_path, monkeypatch):
     record = open_program_run(two).record
     assert record.processes == ((0, 1), (2, 3))
     assert (record.code, record.weights) == (open_program_run(one).record.code, open_program_run(one).record.weights)
-    assert sorted(p.name for p in two.iterdir()) == ["points.jsonl", "program.json", "tensors"]
+    assert sorted(p.name for p in two.iterdir()) == ["points.jsonl", "run.json", "tensors"]
     lines, alone = (open_program_run(folder).points for folder in (two, one))
     assert lines == [msgspec.structs.replace(p, file=p.file.removesuffix(".safetensors")) for p in alone]
     monkeypatch.chdir(ROOT)
@@ -243,7 +243,7 @@ def test_a_folder_that_hosts_do_not_share_is_told(tmp_path):
         each.append(start(number, port, *given, cwd=tmp_path / str(number), PYTHONPATH=str(ROOT)))
     (code, said), other = ends(each)
     assert {code, other[0]} == {2}
-    assert "process 1 does not see r/program.json of process 0" in [*said, *other[1]][0]
+    assert "process 1 does not see r/run.json of process 0" in [*said, *other[1]][0]
 
 
 @pytest.mark.slow  # 15 s

@@ -24,7 +24,8 @@ from precaudit.recording.programs.planning import ProgramSelection, points
 from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import file_name, open_program_run
 from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.limits import default_limits
 from tests.helpers.paths import EXAMPLES

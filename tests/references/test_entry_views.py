@@ -24,7 +24,8 @@ from precaudit.judging.programs import notes
 from precaudit.recording.programs.planning import ProgramSelection
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import ProgramPoint, file_name, open_program_run
 from precaudit.references.comparison.entry_views import Fed, Row, _starts, pairs_of_rows
 from precaudit.references.comparison.programs import compare_program
 from precaudit.schema.records.base import value

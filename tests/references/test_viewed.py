@@ -18,7 +18,8 @@ from precaudit.models.jax_decoder.parts import attend, cache_read
 from precaudit.recording.programs.own import decode_of, prefill_call
 from precaudit.recording.programs.tracing import ProgramTraceOptions
 from precaudit.recording.programs.tracing import trace_program as trace_program
-from precaudit.recording.runs.programs import open_program_run, write_manifest
+from precaudit.recording.runs.kinds import write_manifest
+from precaudit.recording.runs.programs import open_program_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import TraceOptions, trace
@@ -194,7 +195,7 @@ def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, sa
     if says is None:  # what is not said is as in the policy bf16
         assert open_program_run(opened.folder).record.policy == {}
         return
-    with pytest.raises(UserError, match=f"program.json: policy: .*{says}.*; the run was altered"):
+    with pytest.raises(UserError, match=f"run.json: policy: .*{says}.*; the run was altered"):
         open_program_run(opened.folder)
 
 

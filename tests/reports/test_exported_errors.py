@@ -20,6 +20,7 @@ import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate_selected
+from precaudit.recording.runs.programs import is_program_run
 from precaudit.reports import exports
 from precaudit.reports.escaping import csv_cell as cell
 from precaudit.schema.frames import errors_frame
@@ -55,7 +56,7 @@ def export(*arguments):
 
 
 def errors_of(folder):
-    if (folder / "program.json").is_file():
+    if is_program_run(folder):
         from precaudit.recording.runs.compared_programs import program_errors as read
         from precaudit.recording.runs.programs import open_program_run
 

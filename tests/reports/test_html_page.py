@@ -51,9 +51,9 @@ from precaudit.schema.selection import Selection
 from tests.helpers.hostile import BAD, MARKDOWN, TAGS, Page, texts
 
 
-def write_diagnosis(folder, text, manifest="run.json"):
+def write_diagnosis(folder, text):
     """Write beside a run what diagnose would, with ``text`` wherever it holds words."""
-    of = file_hash(folder / manifest)
+    of = file_hash(folder / "run.json")
     finding = Finding(
         kind="semantics", cause=text, says=text, layer=0, point="v", layers=(0, 1), phases=(text,), prompts=(text,),
         records=3, rel_l2=None, explained=1.0, equal=1.0, second=(text, 0.1), worst=None, fix=text, fails=text,
@@ -73,8 +73,8 @@ def write_diagnosis(folder, text, manifest="run.json"):
     )  # fmt: skip
     write_lines(folder / "findings.jsonl", [finding])
     write_lines(folder / "shares.jsonl", [share, msgspec.structs.replace(share, run="another", prompt="other run's")])
-    write_lines(folder / ("remedies.jsonl" if manifest == "run.json" else "lines.jsonl"),
-                [remedy if manifest == "run.json" else line])  # fmt: skip
+    write_lines(folder / "remedies.jsonl", [remedy])
+    write_lines(folder / "lines.jsonl", [line])
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +448,7 @@ def test_a_program_s_run(program_run, tmp_path):
     assert any(label == "line" for _, *told in page.data["stories"]["local"] for label, _ in told)
     assert "Prefill against decode" not in page.said["text"]
     shutil.copytree(program_run, tmp_path / "run")
-    write_diagnosis(tmp_path / "run", BAD, "program.json")
+    write_diagnosis(tmp_path / "run", BAD)
     page = inert(html.render(tmp_path / "run"))
     assert {"remedies", "share0"} <= set(page.data["charts"])
     assert "256" in page.said["text"]

@@ -12,7 +12,7 @@ from precaudit.checks.gradients.given import make_cases as given_cases
 from precaudit.checks.gradients.sides import NotApplicable, Sides
 from precaudit.judging.verdicts import Status, exit_code
 from precaudit.progress import Advance, silent
-from precaudit.recording.tracing.manifest import number_versions
+from precaudit.recording.tracing.conditions import number_versions
 from precaudit.schema.brief import Brief
 from precaudit.schema.records.errors import ErrorRecord
 

@@ -11,7 +11,8 @@ from precaudit.checks.rollouts.parity import Checks, Parity
 from precaudit.checks.rollouts.questions import Question
 from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.timing import How, Task
-from precaudit.recording.tracing.manifest import device_of, number_versions
+from precaudit.recording.tracing.conditions import number_versions
+from precaudit.recording.tracing.manifest import device_of
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.records.base import SCHEMA
 

@@ -27,7 +27,8 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, Opened
+from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.forward import effort
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.metrics.sizes import norm
@@ -59,7 +60,7 @@ def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell
     if not found or any(s.objective != objective or s.unknown for s in found):
         cases = opened.record.cases[:SHARED]
         found = tuple(
-            msgspec.structs.replace(x, run=file_hash(opened.folder / MANIFEST))
+            msgspec.structs.replace(x, run=file_hash(manifest_of(opened.folder)))
             for x in output_shares(last, cases, objective, tell)
         )
         write_kept(opened.folder, "shares.jsonl", found)

@@ -9,6 +9,7 @@ from precaudit.diagnosis.evidence.kept import read_kept, write_kept
 from precaudit.diagnosis.evidence.records import Differs, FormulaRecord
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import read_compare_record
@@ -34,7 +35,7 @@ def first_parting(
     shipped decoder. Computed are the prompts of the batch ``prompt`` ran in.
     """
     run = recorded.run
-    given = FormulaRecord(run=file_hash(run.folder / "run.json"), prompt=prompt, differs=(), largest=0.0)
+    given = FormulaRecord(run=file_hash(manifest_of(run.folder)), prompt=prompt, differs=(), largest=0.0)
     compared = [e for e in _formula_records(run) if e.phase in PHASES and e.unknown is None]
     if compared:
         return _summary(given, compared)

@@ -8,8 +8,8 @@ import msgspec
 
 from precaudit.caching import DIAGNOSES, computed_by
 from precaudit.diagnosis.evidence.records import Kept
-from precaudit.recording.opening import manifest_of
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.lines import read_lines, write_lines
 

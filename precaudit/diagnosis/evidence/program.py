@@ -14,6 +14,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.formula import ProgramOn
 from precaudit.schema.records.devices import device_kind
@@ -38,7 +39,7 @@ class RecordedModel:
     @property
     def identity(self) -> str:
         """Hash of run.json, which kept lines carry."""
-        return file_hash(self.recorded.run.folder / "run.json")
+        return file_hash(manifest_of(self.recorded.run.folder))
 
     def shares(self, tell: Advance) -> tuple[Shares, ...]:
         """Return the shares of operations in the change of the objective, of a few prompts."""

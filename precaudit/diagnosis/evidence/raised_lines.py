@@ -15,7 +15,7 @@ from precaudit.interpreters.jaxpr.raised import Line, product_lines, raising, ro
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.references.traced.forward import NotChained, effort, small
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.metrics.sizes import norm, ratio
@@ -113,7 +113,7 @@ class Trial:
         """Return what raising some lines changes; ``before``: with none, ``best``: with all of them raised."""
         lines, after, size = list(self.sizes), self.measure(which), before.size or 1.0
         return LineRemedy(
-            run=file_hash(self.last.opened.folder / MANIFEST),
+            run=file_hash(manifest_of(self.last.opened.folder)),
             output=self.last.output,
             measure="kl" if self.last.distributions else "distance",
             sources=tuple(lines[i].source for i in which),

@@ -78,7 +78,7 @@ class LineRemedy(Record, frozen=True, omit_defaults=False):
     Emulated: ``size`` is the mean KL of the rows of ``output`` from FP64 in nats, or its relative distance
     (``measure``), over realisations of the program's rounding; ``all``: the same with every line in float32; ``flips``:
     of top-1 in ``rows``; ``gain``: the share of size that is gone, ``error`` its standard error; ``bytes``: that their
-    results take more. ``real``: the size as the program ran, not emulated. ``run``: hash of program.json. ``calls``:
+    results take more. ``real``: the size as the program ran, not emulated. ``run``: hash of run.json. ``calls``:
     how many were run one after another; ``products``: sources whose products a device makes of narrower parts of
     float32 operands, made in float32 here.
     """

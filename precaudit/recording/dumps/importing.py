@@ -30,16 +30,18 @@ from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.reading import Dump, DumpArray, read_dump
-from precaudit.recording.dumps.runs import MANIFEST, SCHEMA, DumpRun, DumpTensor, Imported, Reported, open_imported
+from precaudit.recording.dumps.runs import Imported, open_imported
 from precaudit.recording.runs.folders import check_folder, check_space, follow_link
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import write_manifest
 from precaudit.recording.runs.point_lines import place_record
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.records.lines import write_lines
+from precaudit.schema.records.manifests import SCHEMA, DumpRun, DumpTensor, Reported
 from precaudit.schema.records.runs import PointRecord
 from precaudit.schema.toml import read_toml
-from precaudit.writing import temporary, write_whole
+from precaudit.writing import temporary
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}
 CALL = re.compile(r"(prefill|rescore)|decode (\d{1,9})")
@@ -116,9 +118,10 @@ def import_dump(
             reported=tuple(_reported_values(dump, calls, where)),
             absent=tuple(_absent([t[0] for t in taken])),
             hashes=hashes,
+            started=datetime.now(UTC).isoformat("T", "seconds"),
             finished=datetime.now(UTC).isoformat("T", "seconds"),
         )
-        write_whole(part / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        write_manifest(part, record)
         if folder.exists():
             folder.rename(old)
         part.rename(folder)

@@ -13,8 +13,9 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.formats import in_policy_format, narrowest_formats, policy_of_formats
-from precaudit.recording.dumps.runs import DumpTensor, Imported
+from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import write_manifest
 from precaudit.recording.runs.point_lines import Tensor, point_record
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.step_rows import LogitsCall, step_records
@@ -22,10 +23,9 @@ from precaudit.schema.coverage import has_inputs, point_format
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present, shape_of
 from precaudit.schema.places import Place, spans
 from precaudit.schema.policies import PRESETS, Policy
-from precaudit.schema.records.base import SCHEMA
 from precaudit.schema.records.lines import write_lines
+from precaudit.schema.records.manifests import SCHEMA, DumpTensor
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, StepRecord
-from precaudit.writing import write_whole
 
 PHASES = ("prefill", "decode")
 NAMED = 5  # that a note lists
@@ -91,7 +91,7 @@ def write_as_run(
     asked = held.requested()
     said += [*held.left, *_unknown_locals(asked, checkpoint.config)]
     folder = dump.folder
-    (folder / "run.json").unlink(missing_ok=True)  # what is cut off here is no run
+    write_manifest(folder, dump.record)  # what is cut off here is no run of a model
     points = list(_point_records(held, policy, tell))
     write_lines(folder / "points.jsonl", points)
     write_lines(folder / "steps.jsonl", _steps(held))
@@ -111,18 +111,15 @@ def write_as_run(
         policy=asdict(policy),
         requested=asked,
         device=_arithmetic(policy),
-        device_count=1,
-        versions={},
-        xla_flags="",
-        commit=None,
         command=dump.record.command,
-        started=dump.record.finished,
+        started=dump.record.started,
         warnings=tuple(said),
         program="dump",
         hashes=hashes,
         finished=dump.record.finished,
+        imported=dump.record,
     )
-    write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
+    write_manifest(folder, record)
     return open_run(folder)
 
 

@@ -1,71 +1,22 @@
-"""Imported runs on disk: dump.json with its table of tensors, and a file of them for every case and call."""
+"""Imported runs on disk: run.json with its table of tensors, and a file of them for every case and call."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import known_hash
+from precaudit.recording.runs.kinds import kind_of, tag_of
 from precaudit.recording.runs.positioned import Calls, calls_at, calls_of_tokens
 from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.records.base import Index, Number, Record
 from precaudit.schema.records.lines import read_lines, read_record
-from precaudit.schema.records.runs import PointRecord
+from precaudit.schema.records.manifests import MANIFEST, DumpRun, DumpTensor
+from precaudit.schema.records.runs import PointRecord, RunRecord
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
-
-MANIFEST = "dump.json"
-SCHEMA = 2
-
-
-class Reported(Record, frozen=True, omit_defaults=False):
-    """A number that somebody reported of a place: ``attn_ref_mae`` of a layer, ``gap`` of a prompt."""
-
-    prompt: str
-    phase: str
-    step: Index
-    layer: Index | None
-    name: str
-    value: Number
-
-
-class DumpTensor(Record, frozen=True, omit_defaults=False):
-    """A tensor: where it belongs, what it is called in its file and was called in the dump, its shape and format."""
-
-    prompt: str
-    phase: str
-    step: Index
-    layer: Index | None
-    point: str
-    file: str
-    key: str
-    source: str
-    shape: tuple[Index, ...]
-    dtype: str
-
-
-class DumpRun(Record, frozen=True, omit_defaults=False):
-    """dump.json. ``tokens``: ids [T] of a case, where the dump has them; ``left_out``: names of it that no entry takes.
-
-    ``absent``: tensors that others of their point have beside them and the dump lacks.
-    """
-
-    schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
-    id: str
-    source: str
-    command: str
-    tensors: tuple[DumpTensor, ...] = ()
-    tokens: dict[str, tuple[Index, ...]] = msgspec.field(default_factory=dict)
-    reported: tuple[Reported, ...] = ()
-    left_out: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-    hashes: dict[str, str] = msgspec.field(default_factory=dict)
-    finished: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +58,7 @@ class Imported(Brief):
             raise UserError(f"{path} holds no {t.key!r}; import again")
         x = files.read_tensor(t.key)
         if x.shape != t.shape or x.dtype.name != t.dtype:
-            raise UserError(f"{path}: {t.key!r} is not what dump.json says; import again")
+            raise UserError(f"{path}: {t.key!r} is not what {self.folder.name}/run.json says; import again")
         return x
 
 
@@ -118,17 +69,28 @@ def is_rowwise(point: str) -> bool:
 
 def is_imported(folder: Path | str) -> bool:
     """Whether a folder is an imported run."""
-    return (Path(folder) / MANIFEST).is_file()
+    return kind_of(folder) == "dump"
 
 
 def open_imported(folder: Path | str) -> Imported:
     """Open an imported run; raises UserError for what is none or was cut off."""
-    path = Path(folder) / MANIFEST
-    record = read_record(path, DumpRun, "an imported run")
+    record = _read(Path(folder))
     names = [t.file for t in record.tensors]
     if bad := next((n for n in names if Path(n).is_absolute() or ".." in Path(n).parts), None):
-        raise UserError(f"{path}: {bad!r} lies outside the run; it was altered")
+        raise UserError(f"{folder}: {bad!r} lies outside the run; it was altered")
     return Imported(Path(folder), record)
+
+
+def _read(folder: Path) -> DumpRun:
+    """Return what a manifest says of a dump, also where it says whose weights made it."""
+    former, path = folder / "dump.json", folder / MANIFEST
+    if former.is_file():
+        return read_record(former, DumpRun, "an imported run")
+    if tag_of(folder) == "dump":
+        return read_record(path, DumpRun, "an imported run")
+    if (found := read_record(path, RunRecord, "an imported run").imported) is None:
+        raise UserError(f"{folder} is no imported run")
+    return found
 
 
 @calls_at.register

@@ -79,7 +79,7 @@ def check_agreement(opened: Opened, program: Program, made: Tagged) -> None:
     points = _table(points_of(made, opened.record.layers))
     outputs = _table(outputs_of(program, opened.record.asked))
     if _table(opened.record.points) != points or _table(opened.record.outputs) != outputs:
-        raise UserError(f"{opened.folder}/program.json was altered: it lists other points than the program has")
+        raise UserError(f"{opened.folder}/run.json was altered: it lists other points than the program has")
     inputs = shapes_of(jax.tree.map(key_bits, next(iter(program.cases.values()))))
     for case, call in product(opened.record.cases, range(opened.record.calls)):
         where = f"{opened.folder} was altered: {case}, call {call}"

@@ -10,8 +10,9 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import arrays_hash, is_file, read_arrays
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, EntryRun, Opened, ProgramRun, file_name
-from precaudit.recording.runs.unfinished import refuse
+from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.programs import EntryRun, Opened, ProgramRun, file_name
+from precaudit.recording.runs.unfinished import manifest_to_go_on, refuse
 from precaudit.schema.records.lines import read_record
 
 STRICTLY = "compiled without excess precision"  # how the note of a run so begins
@@ -32,6 +33,7 @@ ASKED = {
     "policy": "the policy",
     "origin": "the checkpoint of the weights",
     "device": "the device",
+    "xla_flags": "XLA_FLAGS",
     "versions": "the versions of libraries",
     "entry": "the entry points",
     "tokens": "the input of tokens",
@@ -47,9 +49,7 @@ def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRu
     ``strict``: it is compiled without excess precision. Raises UserError where there is none, or it is not what ``now``
     asks for.
     """
-    if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder}: no run here to go on with (no {MANIFEST}); leave out --resume")
-    held = read_record(folder / MANIFEST, ProgramRun, "a program's run")
+    held = read_record(manifest_to_go_on(folder, "program"), ProgramRun, "a program's run")
     now = msgspec.json.decode(msgspec.json.encode(now), type=ProgramRun)  # as it is once it was written
     cases = whole_cases(folder, held)
     differs = list(_differing(held, now))
@@ -95,7 +95,7 @@ def _bytes(folder: Path, name: str) -> int:
 def cut_off(folder: Path) -> tuple[int, int] | None:
     """Return how many cases a run that was cut off holds whole, and how many it has; None where none is."""
     try:
-        held = read_record(folder / MANIFEST, ProgramRun, "a program's run")
+        held = read_record(manifest_of(folder), ProgramRun, "a program's run")
     except (OSError, UserError):
         return None
     return None if held.finished is not None else (len(whole_cases(folder, held)), len(held.cases))

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,13 +31,13 @@ from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
 from precaudit.recording.programs.writing import CallWriter
 from precaudit.recording.runs.folders import check_space, prepare_folder
 from precaudit.recording.runs.programs import (
-    SCHEMA,
     Disturbance,
     EntryRun,
     Opened,
     ProgramRun,
     open_program_run,
 )
+from precaudit.recording.tracing.conditions import now, run_conditions
 from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import (
     assumptions,
@@ -47,6 +45,7 @@ from precaudit.recording.tracing.predicting import (
 )
 from precaudit.schema.digits import digits
 from precaudit.schema.policies import Policy
+from precaudit.schema.records.manifests import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def trace_program(
             *_aside(name for x in kept if x.made for name in x.made.aside),
             *(() if target is None else assumptions(target)), *chips,
         ),
-        versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(), then=tuple(then),
-        processes=devices_of_processes(), sketch=options.sketch,
+        started=now(), then=tuple(then),
+        processes=devices_of_processes(), sketch=options.sketch, **run_conditions(),
         **{name: getattr(first, name) for name in first.__struct_fields__},
     )  # fmt: skip
     if options.resume:
@@ -119,7 +118,7 @@ def trace_program(
     writer.manifest(record)
     writer.begin([n.case for n in record.neutrality])
     done = _record(_Running(program, planned, record, target, options.strict, options.unchecked), writer, tell)
-    writer.finish(msgspec.structs.replace(done, finished=_now()))
+    writer.finish(msgspec.structs.replace(done, finished=now()))
     return open_program_run(folder, options.sketch is not None)
 
 
@@ -302,10 +301,6 @@ def _check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, c
                 f"{case}, call {call}: the while loop {loop.name} ({loop.source}) took {loop.iterations} iterations "
                 "when they were counted and more when it was recorded: rounding decides when it ends; end it by a count"
             )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat("T", "seconds")
 
 
 def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:

@@ -17,14 +17,16 @@ from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.arrays import TENSORS, arrays_hash, read_arrays, write_tensors
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.hosts import Hosts, hosts_here
+from precaudit.recording.runs.kinds import write_manifest
 from precaudit.recording.runs.point_lines import place_record
 from precaudit.recording.runs.program_places import not_taken, step_values, steps_of
-from precaudit.recording.runs.programs import MANIFEST, POINTS, ProgramRun, file_name, write_manifest
+from precaudit.recording.runs.programs import POINTS, ProgramRun, file_name
 from precaudit.recording.runs.shards import Shards, check_shared
 from precaudit.recording.runs.writer import Lines
 from precaudit.recording.tracing.parts import Spread
 from precaudit.schema.places import Place
 from precaudit.schema.records.lines import decode_lines, write_lines
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.schema.records.runs import PointRecord
 
 
@@ -101,7 +103,7 @@ class CallWriter:
         return found, total
 
     def _add_lines(self, lines: Sequence[PointRecord]) -> None:
-        """Add to points.jsonl, before program.json says that the case is whole."""
+        """Add to points.jsonl, before run.json says that the case is whole."""
         if not lines:
             return
         growing = Lines(self.folder / POINTS)
@@ -110,13 +112,13 @@ class CallWriter:
         self.lines = []
 
     def manifest(self, record: ProgramRun) -> None:
-        """Write program.json, of several processes the first."""
+        """Write run.json, of several processes the first."""
         if self.hosts.first:
             write_manifest(self.folder, record)
             commit(self.folder)
 
     def begin(self, there: Collection[str]) -> None:
-        """Return once program.json is there; raises UserError where a process does not see it.
+        """Return once run.json is there; raises UserError where a process does not see it.
 
         ``there``: the cases that are written whole, of a run that goes on: lines of others are left out.
         """
@@ -129,7 +131,7 @@ class CallWriter:
             self.shards = Shards(self.folder, self.hosts)
 
     def finish(self, record: ProgramRun) -> None:
-        """Write program.json of a run that is whole, with the hash of points.jsonl; return once it is there."""
+        """Write run.json of a run that is whole, with the hash of points.jsonl; return once it is there."""
         if self.hosts.first and (path := self.folder / POINTS).is_file():
             record = msgspec.structs.replace(record, hashes={**record.hashes, POINTS: file_hash(path)})
         self.manifest(record)

@@ -6,7 +6,8 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.programs import MANIFEST, PAIRS, Opened
+from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.programs import PAIRS, Opened
 from precaudit.recording.runs.written import Comparison
 from precaudit.schema.filed import Filed
 from precaudit.schema.records.base import Record
@@ -70,7 +71,7 @@ def program_errors(opened: Opened) -> list[ErrorRecord]:
 def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
     """Return the same, which stay in their file; raises UserError as ``program_errors``."""
     path, found = opened.folder / ERRORS, marks_of(opened)
-    if found.run != file_hash(opened.folder / MANIFEST) or found.errors != file_hash(path):
+    if found.run != file_hash(manifest_of(opened.folder)) or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
     return Filed(path, ERROR_KINDS)
 
@@ -96,6 +97,6 @@ def write_compared(
     """Write records beside a run, and what says that they are of it: ``marks`` with their hashes."""
     write_lines(opened.folder / ERRORS, errors)
     write_lines(opened.folder / PAIRS, pairs)
-    run, *hashes = (file_hash(opened.folder / name) for name in (MANIFEST, ERRORS, PAIRS))
-    whole = msgspec.structs.replace(marks, run=run, errors=hashes[0], pairs=hashes[1])
+    hashes = [file_hash(opened.folder / name) for name in (ERRORS, PAIRS)]
+    whole = msgspec.structs.replace(marks, run=file_hash(manifest_of(opened.folder)), errors=hashes[0], pairs=hashes[1])
     write_whole(opened.folder / MARKS, msgspec.json.encode(whole) + b"\n", inside=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 from precaudit.errors import UserError
 from precaudit.mirrors import commit
 from precaudit.numbers.bytes_text import bytes_text
+from precaudit.recording.runs.kinds import kind_of, manifest_of, tag_of
 from precaudit.recording.runs.manifest import read_manifest
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.writing import PART, temporary
 
 OWN_NAMES = {
@@ -35,13 +37,14 @@ OWN_NAMES = {
     "aligned.toml",
     "shards",
 }
+HELD = {"model": "a run", "program": "a program's run", "dump": "an imported run", "sketches": "a sketched run"}
 LENGTH = "tokens-"  # begins the name of the run of a length, in the folder of a model's sketches
 NO_TENSORS = "{folder} keeps no tensors: compare it with another such run (precaudit compare {folder} RUN)"
 
 
 def runs_of_lengths(folder: Path) -> list[Path]:
     """Return the runs in the folder of a model's sketches, one for each length of prompts; none in any other."""
-    return sorted(path.parent for path in folder.glob(f"{LENGTH}*/program.json"))
+    return sorted(path for path in folder.glob(f"{LENGTH}*") if manifest_of(path).is_file())
 
 
 def _replaceable(folder: Path, force: bool) -> None:
@@ -51,18 +54,17 @@ def _replaceable(folder: Path, force: bool) -> None:
     names = [p.name for p in folder.iterdir()]
     lengths = {path.name for path in runs_of_lengths(folder)}
     foreign = [name for name in names if name not in OWN_NAMES | lengths and not name.endswith(PART)]
-    if "run.json" in names:
-        if not force:
-            raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
+    kind = kind_of(folder) or ("sketches" if lengths else None)
+    if kind is not None:
+        if not force and not foreign:
+            raise UserError(f"{folder} holds {HELD[kind]} already: choose another -o, or --force to replace it")
         try:
-            read_manifest(folder / "run.json")
+            if tag_of(folder) == "model":  # what others write may have that name, too
+                read_manifest(folder / MANIFEST)
         except UserError as error:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
         if foreign:
             raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
-    elif ({"program.json", "dump.json"} | lengths) & set(names) and not foreign and not force:
-        kind = "an imported" if "dump.json" in names else "a program's" if "program.json" in names else "a sketched"
-        raise UserError(f"{folder} holds {kind} run already: choose another -o, or --force to replace it")
     elif foreign or not force:
         hint = "" if foreign else ", or --force to replace what a run that was cut off left"
         raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")

@@ -1,4 +1,4 @@
-"""run.json: what a run is of, read and held against what a run can be."""
+"""run.json of a model: what the run is of, read and held against what a run can be."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.schema.coverage import config_of
 from precaudit.schema.policies import KEYS, Policy, apply_settings, complete_policy
-from precaudit.schema.records.base import SCHEMA
+from precaudit.schema.records.manifests import SCHEMA
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.schema.selection import parse_points
 
@@ -15,7 +15,7 @@ JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl
 
 
 def read_manifest(path: Path) -> RunRecord:
-    """Read run.json; raises UserError when it is not one, is of a newer schema, or holds what no run holds."""
+    """Read run.json of a model; raises UserError when it is none, is of a newer schema, or holds what no run holds."""
     try:
         raw = msgspec.json.decode(path.read_bytes())
         schema = raw["schema"]

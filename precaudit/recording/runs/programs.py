@@ -1,4 +1,4 @@
-"""Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
+"""Runs of programs on disk: run.json with its own table of points, a file of tensors for each call."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,6 +12,7 @@ from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import is_file, stored_arrays
 from precaudit.recording.runs.folders import NO_TENSORS
 from precaudit.recording.runs.hashes import known_hash
+from precaudit.recording.runs.kinds import kind_of, manifest_of
 from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.watching.records import WatchedCommand
 from precaudit.schema.brief import Brief
@@ -20,16 +21,14 @@ from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
 from precaudit.schema.records.devices import SplitSum, Way
 from precaudit.schema.records.lines import decode_lines, read_record
+from precaudit.schema.records.manifests import Manifest
 from precaudit.schema.records.runs import PROGRAM_CALL, PointRecord, Prediction, call_of
-from precaudit.writing import write_whole
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array
 
-MANIFEST = "program.json"
 POINTS = "points.jsonl"
 PAIRS = "prefill_decode.jsonl"
-SCHEMA = 3
 EQUATIONS = Emulation("equations").name  # the emulation of a segment as its equations round
 OWN_SUMS = "sums in their own format"
 CARRIED = "carry"  # what made a point that is a loop's state: nothing that is judged by itself
@@ -96,8 +95,8 @@ class EntryRun(Record, frozen=True, omit_defaults=False):
     lengths: Count | None = None
 
 
-class ProgramRun(Record, frozen=True, omit_defaults=False):
-    """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
+class ProgramRun(Manifest, frozen=True, kw_only=True, omit_defaults=False, tag="program"):
+    """A run of a program. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
 
     ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
@@ -108,17 +107,14 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
     not say, where the program's own were the only points if it had any. ``policy``: what the program announces,
     ``origin``: the checkpoint that its parameters are meant to hold.
-    ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     ``tokens``, ``start``, ``lengths``: the inputs that hold token ids, the position of the first, and which rows are no
     padding, as the program says.
     ``entry``: the first entry point that is recorded, ``then``: those after it. ``before``: of one of these by itself
     (``Opened.entries``), how many calls of a case lie in files before its own. ``watched``: the command whose calls
-    these are. ``processes``: the devices that each of several processes held; empty of one. ``sketch``: no tensors are
-    kept but what ``interpreters/jaxpr/sketches.py`` makes of them, with so many projections; None: tensors.
+    these are. ``sketch``: no tensors are kept but what ``interpreters/jaxpr/sketches.py`` makes of them, with so many
+    projections; None: tensors.
     """
 
-    schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
-    id: str
     program: str
     code: str
     weights: str
@@ -126,10 +122,6 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     cases: tuple[str, ...]
     calls: Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
     points: tuple[ProgramPoint, ...]
-    device: str
-    versions: dict[str, str]
-    command: str
-    started: str
     outputs: tuple[ProgramPoint, ...] = ()
     renamed: dict[str, str] = msgspec.field(default_factory=dict)
     layers: tuple[Index, ...] | None = None
@@ -141,10 +133,6 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     taps: Literal["own", "automatic", "both"] | None = None
     policy: dict[str, str] | None = None
     origin: str | None = None
-    warnings: tuple[str, ...] = ()
-    bytes: Count = 0
-    hashes: dict[str, str] = msgspec.field(default_factory=dict)
-    finished: str | None = None
     tokens: Count | None = None
     start: Count | None = None
     lengths: Count | None = None
@@ -152,7 +140,6 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     then: tuple[EntryRun, ...] = ()
     before: Count = 0
     watched: WatchedCommand | None = None
-    processes: tuple[tuple[Index, ...], ...] = ()
     sketch: Count | None = None
 
     @property
@@ -269,7 +256,7 @@ def file_of(run: ProgramRun, case: int, call: int, kind: str) -> str:
 
 def is_program_run(folder: Path | str) -> bool:
     """Whether a folder is a run of a program."""
-    return (Path(folder) / MANIFEST).is_file()
+    return kind_of(folder) == "program"
 
 
 def open_program_run(folder: Path | str, sketched: bool = False, partial: bool = False) -> Opened:
@@ -277,7 +264,7 @@ def open_program_run(folder: Path | str, sketched: bool = False, partial: bool =
 
     ``partial``: of one that was cut off, open the cases that it holds whole.
     """
-    path = Path(folder) / MANIFEST
+    path = manifest_of(folder)
     record = read_record(path, ProgramRun, "a program's run")
     noted = {n.case for n in record.neutrality}  # written after the last file of a case
     there = tuple(takewhile(noted.__contains__, record.cases))
@@ -304,8 +291,3 @@ def open_program_run(folder: Path | str, sketched: bool = False, partial: bool =
         except UserError as error:
             raise UserError(f"{path}: policy: {error}; the run was altered") from None
     return Opened(Path(folder), record, absent)
-
-
-def write_manifest(folder: Path, record: ProgramRun) -> None:
-    """Write program.json."""
-    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)

@@ -12,11 +12,13 @@ from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import TENSORS, Arrays, Folder, is_file
 from precaudit.recording.runs.folders import NO_TENSORS, runs_of_lengths
 from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.recording.runs.kinds import tag_of
 from precaudit.recording.runs.manifest import JSONL, read_manifest
 from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.runs.unique import require_unique
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 
 if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
@@ -95,17 +97,17 @@ def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Ru
     ``held``: whether lines of steps.jsonl and points.jsonl are in memory, or stay there (precaudit/schema/filed.py).
     """
     folder = Path(folder)
-    path = folder / "run.json"
-    if (folder / "program.json").is_file():
+    path, tag = folder / MANIFEST, tag_of(folder)
+    if tag == "program":
         raise UserError(f"{folder} is of a program of one's own, which compare, gate, diagnose and report take")
-    if (folder / "dump.json").is_file() and not path.is_file():
+    if tag == "dump":
         raise UserError(
             f"{folder} was imported; compare it with FP64 of a model: precaudit compare {folder} --model PATH; "
             f"or with another run: precaudit compare {folder} RUN"
         )
-    if not path.is_file() and runs_of_lengths(folder):
+    if tag is None and runs_of_lengths(folder):
         raise UserError(NO_TENSORS.format(folder=folder))
-    if not path.is_file():
+    if tag is None:
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit {_tracing(folder)}")
     record = read_manifest(path)
     if record.finished is None and not partial:

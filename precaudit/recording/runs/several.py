@@ -8,6 +8,7 @@ from precaudit.recording.runs.hosts import Hosts
 from precaudit.recording.runs.point_lines import SharedTensor, point_record
 from precaudit.recording.runs.shards import Shards, check_shared
 from precaudit.recording.runs.writer import RunWriter
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
 
 
@@ -23,7 +24,7 @@ class SharedWriter:
     ) -> None:
         self.folder, self.hosts = folder, hosts
         self._tables = RunWriter(folder, run, prompts, kept) if hosts.first else None
-        check_shared(folder / "run.json", hosts)
+        check_shared(folder / MANIFEST, hosts)
         self._shards = Shards(folder, hosts)
         self._batch: list[SharedTensor] = []
         self._bytes = 0

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.folders import runs_of_lengths
-from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramRun, is_program_run, open_program_run
+from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.programs import Opened, ProgramRun, is_program_run, open_program_run
 from precaudit.schema.records.lines import read_record
 
 
@@ -21,7 +22,7 @@ def is_sketched(folder: Path | str) -> bool:
     """Whether a folder holds sketches in place of tensors."""
     for path in _folders(Path(folder)):
         with suppress(UserError):  # which is said where it is opened
-            if read_record(path / MANIFEST, ProgramRun, "a program's run").sketch is not None:
+            if read_record(manifest_of(path), ProgramRun, "a program's run").sketch is not None:
                 return True
     return False
 

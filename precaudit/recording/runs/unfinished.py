@@ -17,10 +17,12 @@ import xxhash
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import OCDBT
+from precaudit.recording.runs.kinds import Kind, kind_of, manifest_of
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.writer import BATCHES
 from precaudit.schema.records.lines import decode_lines, write_lines
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.schema.records.runs import BatchRecord, Neutrality, PointRecord, PromptRecord, RunRecord
 from precaudit.writing import PART
 
@@ -59,19 +61,25 @@ class Continuation:
 def finished_prompts(folder: Path) -> tuple[int, int] | None:
     """Return of how many prompts a run that was cut off holds everything, and how many it has; None where none is."""
     try:
-        record, lines = read_manifest(folder / "run.json"), _journal(folder)
+        record, lines = read_manifest(folder / MANIFEST), _journal(folder)
     except (OSError, UserError):
         return None
     return None if record.finished is not None else (sum(len(b.prompts) for b in lines), len(record.requested.prompts))
 
 
 def before(folder: Path) -> RunRecord:
-    """Return the manifest of a run to go on with; raises UserError where there is none."""
-    if (folder / "program.json").is_file():
-        raise UserError(f"{folder} is of a program: go on with that, or trace again with --force")
-    if not (folder / "run.json").is_file():
-        raise UserError(f"{folder}: no run here to go on with (no run.json); leave out --resume")
-    return read_manifest(folder / "run.json")
+    """Return the manifest of a model's run to go on with; raises UserError where there is none."""
+    return read_manifest(manifest_to_go_on(folder, "model"))
+
+
+def manifest_to_go_on(folder: Path, kind: Kind) -> Path:
+    """Return where the manifest of a run of a kind is; raises UserError where none is, or it is of another kind."""
+    held = kind_of(folder)
+    if held is None:
+        raise UserError(f"{folder}: no run here to go on with (no {MANIFEST}); leave out --resume")
+    if held != kind:
+        raise UserError(f"{folder} is of a {held}: go on with that, or trace again with --force")
+    return manifest_of(folder)
 
 
 def check_same(folder: Path, held: RunRecord, now: RunRecord, prompts: Sequence[PromptRecord]) -> None:

@@ -11,12 +11,14 @@ import xxhash
 
 from precaudit.mirrors import commit
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import write_manifest
 from precaudit.recording.runs.manifest import JSONL
 from precaudit.recording.runs.point_lines import Tensor, point_record, safe_name
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.lines import encode, write_lines
+from precaudit.schema.records.manifests import MANIFEST
 from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, StepRecord
-from precaudit.writing import sync, temporary, write_whole
+from precaudit.writing import sync, temporary
 
 BATCHES = "batches.jsonl"  # what is written whole of a run that is not finished
 
@@ -58,16 +60,12 @@ class RunWriter:
         self._pool = ThreadPoolExecutor(1, "precaudit-file")
         if kept is None:
             (folder / "tensors").mkdir(parents=True, exist_ok=True)
-            self._write_run(run)
+            write_manifest(folder, run)
             write_lines(folder / "prompts.jsonl", prompts)
             commit(folder)
         self._steps, self._points, self._batches = (
             Lines(folder / name) for name in ("steps.jsonl", "points.jsonl", BATCHES)
         )
-
-    def _write_run(self, run: RunRecord) -> None:
-        text = msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
-        write_whole(self.folder / "run.json", text, inside=True)
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append lines of steps.jsonl."""
@@ -115,8 +113,8 @@ class RunWriter:
             sync(path)
         hashes = {name: file_hash(self.folder / name) for name in JSONL}
         done = msgspec.structs.replace(run, hashes=hashes, bytes=self.written)
-        self._write_run(done)
-        sync(self.folder / "run.json")
+        write_manifest(self.folder, done)
+        sync(self.folder / MANIFEST)
         (self.folder / BATCHES).unlink(missing_ok=True)
         sync(self.folder)
         return done

@@ -11,6 +11,7 @@ import precaudit
 from precaudit.caching import COMPARES, computed_by
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
@@ -102,7 +103,7 @@ def computing_code() -> str:
 
 def manifest_hash(run: Run) -> str:
     """Return the hash of a run's manifest, which holds those of its files."""
-    return file_hash(run.folder / "run.json")
+    return file_hash(manifest_of(run.folder))
 
 
 def check_points(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:

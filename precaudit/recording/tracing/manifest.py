@@ -1,49 +1,17 @@
-"""The manifest of a run: model, policy, what was requested, where and with which versions."""
+"""The manifest of a model's run: model, policy, what was requested, and where."""
 
-import os
-import platform
-import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import partial
-from importlib import metadata
 
 import msgspec
 
-import precaudit
 from precaudit.mirrors import by_url
 from precaudit.models.jax_decoder.family import family_parts as family_parts
+from precaudit.recording.tracing.conditions import now, run_conditions
 from precaudit.recording.tracing.devices import devices_of_processes
 from precaudit.recording.tracing.predicting import device_name
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.records.base import SCHEMA
+from precaudit.schema.records.manifests import SCHEMA
 from precaudit.schema.records.runs import ModelRecord, Requested, RunRecord
-
-
-def now() -> str:
-    """Return the time in UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def number_versions() -> dict[str, str]:
-    """Return the versions that can change numbers."""
-    found = {"python": platform.python_version(), "precaudit": precaudit.__version__}
-    for name in ("jax", "jaxlib", "libtpu", "numpy", "transformers", "ml_dtypes"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """Return the commit of the working folder, with ``+`` when tracked files differ from it; None outside git."""
-    try:
-        run = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
-        head = run(["git", "rev-parse", "HEAD"]).stdout.strip()
-        return head + ("+" if run(["git", "status", "--porcelain", "-uno"]).stdout.strip() else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def device_of(subject: Subject) -> str:
@@ -76,14 +44,12 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         requested=requested,
         device=device_of(subject),
         device_count=subject.mesh.devices,
-        versions=number_versions(),
-        xla_flags=os.environ.get("XLA_FLAGS", ""),
-        commit=commit(),
         command=command,
         started=now(),
         mesh=subject.mesh.axes if subject.mesh.devices > 1 else {},
         processes=mesh_processes(subject),
         program="shipped" if subject.parts == family_parts(subject.config) else "other",
+        **run_conditions(),
     )
 
 

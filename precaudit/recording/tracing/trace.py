@@ -21,7 +21,8 @@ from precaudit.recording.runs.hosts import ALONE, Hosts, hosts_here
 from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.several import writer_of
 from precaudit.recording.runs.shards import remove_shards
-from precaudit.recording.tracing.manifest import asked_in_words, begin, now
+from precaudit.recording.tracing.conditions import now
+from precaudit.recording.tracing.manifest import asked_in_words, begin
 from precaudit.recording.tracing.predicting import assumptions
 from precaudit.recording.tracing.session import Batch, Session, run_batches
 from precaudit.recording.tracing.subject import Subject, load
@@ -106,8 +107,7 @@ def trace(
         raise UserError("give --resume or --force, not both: --force starts again from nothing")
     folder = Path(output)
     found, forced, requested = _request(subject, prompts, select, options, progress.say)
-    record = begin(subject, requested, folder.resolve().name, options.command)
-    work = TraceWork(subject, found, forced, record)
+    work = TraceWork(subject, found, forced, begin(subject, requested, folder.resolve().name, options.command))
     if options.resume:
         record = unfinished.before(folder)
         unfinished.check_same(folder, record, work.record, found)

@@ -12,7 +12,7 @@ from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.executors import Executor, Threads, in_waves
 from precaudit.progress import Advance, silent
-from precaudit.recording.dumps.runs import DumpTensor, Imported, Reported, is_rowwise
+from precaudit.recording.dumps.runs import Imported, is_rowwise
 from precaudit.recording.opening import AnyRun, against_folder, open_any
 from precaudit.recording.runs.program_places import judged_places, not_taken, step_values
 from precaudit.recording.runs.programs import Opened
@@ -37,6 +37,7 @@ from precaudit.schema.records.base import Number
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ERROR_KINDS, ErrorRecord
 from precaudit.schema.records.lines import read_lines, write_lines
+from precaudit.schema.records.manifests import DumpTensor, Reported
 from precaudit.schema.records.runs import PROGRAM_CALL, is_call
 from precaudit.writing import made_folder
 

@@ -17,6 +17,7 @@ from textual.worker import get_current_worker
 
 from precaudit.errors import UserError
 from precaudit.recording.opening import against_folder
+from precaudit.recording.runs.kinds import kind_of
 from precaudit.reports.cells import Cell
 from precaudit.reports.escaping import terminal_line
 from precaudit.reports.gathered import recall_run
@@ -306,6 +307,5 @@ class Sitting(App[None]):
 
 def _runs_beside(folder: Path) -> list[str]:
     """Return the runs that lie beside one, as they are named from here."""
-    names = ("run.json", "program.json", "dump.json")
-    here = sorted(p for p in folder.parent.iterdir() if p != folder and any((p / name).is_file() for name in names))
+    here = sorted(p for p in folder.parent.iterdir() if p != folder and kind_of(p) is not None)
     return [str(p) for p in here]

@@ -12,7 +12,7 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.judging.verdicts import STATUSES
 from precaudit.recording.opening import against_folder
-from precaudit.recording.runs.programs import MANIFEST
+from precaudit.recording.runs.kinds import MANIFESTS, manifest_of
 from precaudit.reports.cells import Cell, CellGroups, first_map, map_cells, program_order, with_verdicts
 from precaudit.reports.differences import pair_cells
 from precaudit.reports.findings import Causes, causes_at, causes_by_place, first_of
@@ -25,7 +25,7 @@ from precaudit.schema.records.errors import ERROR_KINDS
 from precaudit.schema.selection import Filters
 
 AGAINST = "against"  # the map of a run beside another
-WATCHED = ("run.json", MANIFEST, "compare.json", "compared.json", "errors.jsonl", "findings.jsonl", "batches.jsonl")
+WATCHED = (*MANIFESTS, "compare.json", "compared.json", "errors.jsonl", "findings.jsonl", "batches.jsonl")
 Signature = tuple[tuple[str, int, int], ...]
 PAUSE = 0.15  # seconds between pictures of what was read so far
 
@@ -128,8 +128,8 @@ def signature(folder: Path) -> Signature:
 
 def being_recorded(folder: Path) -> str | None:
     """Return what there is of a run that is being recorded, in words; None where it is whole, or there is none."""
-    manifest = next((p for p in (folder / "run.json", folder / MANIFEST) if p.is_file()), None)
-    if manifest is None:
+    manifest = manifest_of(folder)
+    if not manifest.is_file():
         return None
     try:
         record = msgspec.json.decode(manifest.read_bytes(), type=dict[str, Any])

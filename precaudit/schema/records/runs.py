@@ -1,4 +1,4 @@
-"""What a run holds: run.json, and the lines of prompts.jsonl, steps.jsonl, points.jsonl and batches.jsonl."""
+"""What a model's run holds: run.json, and the lines of prompts.jsonl, steps.jsonl, points.jsonl and batches.jsonl."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,6 +6,7 @@ import msgspec
 
 from precaudit.schema.records.base import Count, Index, Number, Record
 from precaudit.schema.records.devices import SplitSum, Way
+from precaudit.schema.records.manifests import DumpRun, Manifest
 
 # The phase of records of other programs than the shipped decoder, whose points have names of theirs; of the entry point
 # ``decode`` it is ``decode call``.
@@ -161,34 +162,20 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     split: dict[str, tuple[SplitSum, ...]] | None = None
 
 
-class RunRecord(Record, frozen=True, omit_defaults=False):
-    """run.json. ``finished`` is null while the run is being written and stays so when it is cut off.
+class RunRecord(Manifest, frozen=True, kw_only=True, omit_defaults=False, tag="model"):
+    """A run of a model.
 
     ``mesh``: how many devices each axis has that the model was cut over; empty of one device. ``program``: what made
-    the tensors: our decoder, it with other parts, or another framework, whose dump was imported. ``processes``: the
-    devices of the mesh that each of several processes held; empty of one.
+    the tensors: our decoder, it with other parts, or another framework, whose dump was ``imported``.
     """
 
-    schema: int
-    id: str
     model: ModelRecord
     policy: dict[str, str]
     requested: Requested
-    device: str
-    device_count: Index
-    versions: dict[str, str]
-    xla_flags: str
-    commit: str | None
-    command: str
-    started: str
     neutrality: tuple[Neutrality, ...] = ()
-    warnings: tuple[str, ...] = ()
     program: Literal["shipped", "other", "dump"] = "shipped"
-    bytes: Count = 0
-    hashes: dict[str, str] = msgspec.field(default_factory=dict)
-    finished: str | None = None
     mesh: dict[str, Count] = msgspec.field(default_factory=dict)
-    processes: tuple[tuple[Index, ...], ...] = ()
+    imported: DumpRun | None = None
 
 
 class ShardRecord(Record, frozen=True, omit_defaults=False):

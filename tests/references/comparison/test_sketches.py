@@ -17,9 +17,10 @@ from precaudit.recording.programs.preparing import prepare_program
 from precaudit.recording.programs.resuming import whole_cases
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.runs.folders import prepare_folder
-from precaudit.recording.runs.programs import MANIFEST, ProgramRun, open_program_run
+from precaudit.recording.runs.programs import ProgramRun, open_program_run
 from precaudit.references.comparison.sketches import _wrong, compare_sketches
 from precaudit.schema.records.lines import read_record
+from precaudit.schema.records.manifests import MANIFEST
 
 N = 128
 
@@ -235,7 +236,7 @@ def test_a_folder_of_a_models_sketches_is_a_run_without_tensors(tmp_path, capsys
     with pytest.raises(UserError, match="holds a sketched run already"):
         prepare_folder(folder, force=False)
     (folder / "tokens-5").mkdir()
-    with pytest.raises(UserError, match="is not a run"):
+    with pytest.raises(UserError, match="holds 'tokens-5', which is not part of a run"):
         prepare_folder(folder, force=True)
     (folder / "tokens-5").rmdir()
     prepare_folder(folder, force=True)

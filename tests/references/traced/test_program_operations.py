@@ -113,7 +113,7 @@ def altered(opened, *points):
     save_file(taps | {p: scaled_row(taps[p]) for p in points}, opened.folder / name)
     hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
     record = msgspec.structs.replace(opened.record, hashes=hashes)
-    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
+    (opened.folder / "run.json").write_bytes(msgspec.json.encode(record))
     return open_program_run(opened.folder)
 
 

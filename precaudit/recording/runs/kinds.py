@@ -1,0 +1,56 @@
+"""Which kind of run a folder holds, by its manifest."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from precaudit.schema.records.manifests import MANIFEST, Manifest
+from precaudit.writing import write_whole
+
+Kind = Literal["model", "program", "dump"]
+FORMER: dict[str, Kind] = {"program.json": "program", "dump.json": "dump"}  # manifests before schema 3
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+MANIFESTS = (MANIFEST, *FORMER)
+
+
+class _Said(msgspec.Struct, frozen=True):
+    kind: str = "model"
+    imported: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def manifest_of(folder: Path | str) -> Path:
+    """Return the manifest of a run, whose hash is the run's identity: run.json where no other is there."""
+    found = (path for name in MANIFESTS if (path := Path(folder) / name).is_file())
+    return next(found, Path(folder) / MANIFEST)
+
+
+def tag_of(folder: Path | str) -> Kind | None:
+    """Return what a folder's manifest is of; None where none is.
+
+    One that cannot be read is a model's, which says so where it is opened.
+    """
+    path = manifest_of(folder)
+    if not path.is_file():
+        return None
+    return FORMER.get(path.name) or KINDS.get(_read(path).kind, "model")
+
+
+def kind_of(folder: Path | str) -> Kind | None:
+    """Return what a folder's run is of: a dump stays one where its manifest says whose weights made it."""
+    tag, path = tag_of(folder), Path(folder)
+    if tag == "model" and (bytes(_read(path / MANIFEST).imported) != b"null" or (path / "dump.json").is_file()):
+        return "dump"
+    return tag
+
+
+def _read(path: Path) -> _Said:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Said)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Said()
+
+
+def write_manifest(folder: Path, record: Manifest) -> None:
+    """Write run.json."""
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
