@@ -44,6 +44,7 @@ from precaudit.schema.toml import read_toml
 from precaudit.writing import temporary
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}
+MOST_ID = (1 << 31) - 1
 CALL = re.compile(r"(prefill|rescore)|decode (\d{1,9})")
 
 
@@ -301,4 +302,7 @@ def _ids(held: DumpArray, where: str) -> tuple[int, ...]:
     x = held.load()
     if x.dtype.kind not in "iu" or x.size != x.shape[-1] or (x < 0).any():
         raise UserError(f"{where}: tokens: {held.name!r} is {x.dtype} {list(x.shape)}; token ids are integers [T]")
-    return tuple(int(i) for i in x.reshape(-1))
+    ids = tuple(int(i) for i in x.reshape(-1))
+    if max(ids, default=0) > MOST_ID:
+        raise UserError(f"{where}: tokens: {held.name!r} holds {max(ids)}, which is no token id")
+    return ids
