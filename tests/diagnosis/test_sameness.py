@@ -315,3 +315,74 @@ def test_a_model_beside_a_program_whose_tokens_are_not_said(checkpoint):
     folder, program = checkpoint
     with pytest.raises(UserError, match=r"which input .* Program\(..., tokens=0\)"):
         precaudit.same(replace(program, tokens=None), folder)
+
+
+def backward(factor, tree=True):
+    """Return a loss with its gradients, whose backward of tanh is off by a factor."""
+
+    @jax.custom_vjp
+    def act(x):
+        return jnp.tanh(x)
+
+    act.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (factor * g * (1 - jnp.tanh(x) ** 2),))
+
+    def call(w, x):
+        loss, grads = jax.value_and_grad(lambda w: jnp.mean(act(x @ w["a"]) @ w["b"]))(w)
+        return (loss, grads) if tree else (loss, grads["a"])
+
+    draw = np.random.default_rng(1).standard_normal
+    w = {"a": jnp.asarray(draw((16, 32)), jnp.float32), "b": jnp.asarray(draw((32, 8)), jnp.float32)}
+    return Program(call, w, {"a": (jnp.asarray(draw((4, 16)), jnp.float32),)}, outputs=("loss", "grads"))
+
+
+@pytest.mark.parametrize("tree", [True, False], ids=["a tree", "an array"])
+def test_gradients_are_compared(tree):
+    (found,) = precaudit.same(backward(1.0, tree), backward(1.02, tree)).cases
+    assert found.answer == "other"
+    named = "grads.a" if tree else "grads"
+    assert found.says == f"are not one formula: without any rounding, {named} is up to 0.02 apart in all 16 rows"
+    (found,) = precaudit.same(backward(1.0, tree), backward(1.0, tree)).cases
+    every = {x.output for x in found.outputs}
+    assert (found.answer, every) == (
+        "same",
+        {"loss", *((named, "grads.b") if tree else [named])},
+    )
+
+
+def test_a_number_that_differs_is_placed():
+    """A loss is one row, and the point that makes it has no axis."""
+
+    def made(eps):
+        def call(w, x):
+            h = x @ w
+            h = h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + eps)
+            return jnp.mean(jnp.square(h))
+
+        draw = np.random.default_rng(1).standard_normal
+        w, x = (jnp.asarray(draw(shape), jnp.float32) for shape in ((16, 32), (4, 16)))
+        return Program(call, w, {"a": (x,)}, outputs="loss")
+
+    (found,) = precaudit.same(made(1e-6), made(1.0)).cases
+    assert found.says.startswith("are not one formula: without any rounding, loss is up to ")
+    assert found.says.endswith(" apart in its only row")
+    assert [p.before.partition(" ")[0] for p in found.partings] == ["h", "h"]
+
+
+def test_state_that_both_name_and_nothing_compares_is_said():
+    def stepped(p, x, cache):
+        return x @ p, {"k": x + cache["k"]}
+
+    def program():
+        x = jnp.ones((2, 4))
+        return Program(
+            stepped,
+            jnp.eye(4),
+            {"a": (x, {"k": x})},
+            steps=1,
+            advance=lambda i, o: (i[0], o[1]),
+            outputs=("y", "cache"),
+        )
+
+    (found,) = precaudit.same(program(), program()).cases
+    assert found.answer == "same"
+    assert found.says.endswith(". Not compared: cache")

@@ -1,7 +1,7 @@
 """Whether two programs are one formula: outputs in FP64, row for row; then what rounding does, or where they part."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from precaudit.diagnosis.sameness.others import ENOUGH
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import RowsBeside, Sameness
 from precaudit.diagnosis.sameness.sums import sums_of_one
+from precaudit.diagnosis.sameness.trees import untold, with_leaves
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift
@@ -50,6 +51,11 @@ class Named:
     entry: str
     name: str
 
+    @property
+    def outputs(self) -> str | Sequence[str] | None:
+        """The names of the entry point's outputs."""
+        return (self.program if self.entry == self.program.entry else self.program.then[self.entry]).outputs
+
 
 def same_formula(
     one: Named, other: Named, rows: int | None = None, cases: Sequence[str] | None = None, tell: Advance = silent
@@ -70,15 +76,14 @@ def same_formula(
         asked = [c for c in shared if cases is None or c in cases]
         runs = []
         for i, x in enumerate(both):
-            program = x.program.some(asked)
+            program = with_leaves(x.program.some(asked), x.entry)
             runs.append((trace_program(program, Path(folder) / str(i), options=ALONE, tell=tell), program))
         return tuple(_of_case(both, runs, case, rows, tell) for case in asked)
 
 
 def with_named_output(x: Named) -> Named:
     """Return a program whose only result is named, where it names none; raises UserError where it has several."""
-    entry = x.program if x.entry == x.program.entry else x.program.then[x.entry]
-    if entry.outputs is not None:
+    if x.outputs is not None:
         return x
     if x.entry == x.program.entry:
         try:
@@ -124,6 +129,7 @@ def _of_case(
     if worst <= ONE_VALUE or worst <= min(CONSTANT, rounding):
         lines = tuple(_line(x, tell) for x in seen)
         says, sums = _same_says(programs, outputs, worst), sums_of_one(programs, seen)
+        says += _left_out(both, {b.output: b for b in found})
         return Sameness(programs=programs, case=case, answer="same", says=says, outputs=outputs, lines=lines, sums=sums)
     if not _share_values(seen):
         return unknown("no weight and no input of one is among the other's, so that their formulas are not either")
@@ -236,6 +242,13 @@ def _same_says(programs: tuple[str, str], found: Sequence[RowsBeside], worst: fl
     )
 
 
+def _left_out(both: Sequence[Named], seen: Mapping[str, Beside]) -> str:
+    """Return which outputs that both name are not compared, in words."""
+    each = [untold(x.outputs, seen) for x in both]
+    left = [n for n in each[0] if n in each[1]]
+    return f". Not compared: {', '.join(left)}" if left else ""
+
+
 def _nearer(programs: tuple[str, str], off: Sequence[float]) -> str:
     """Return which of two is nearer, where they are not alike to a tenth."""
     if abs(off[0] - off[1]) <= 0.1 * max(off):
@@ -246,5 +259,5 @@ def _nearer(programs: tuple[str, str], off: Sequence[float]) -> str:
 def _other_says(found: Sequence[RowsBeside], worst: float) -> str:
     r = max(found, key=lambda r: value(r.apart))
     row = f"row{'s' if len(r.where) > 1 else ''} {spans(r.where)} of {r.rows}"
-    where = f"all {r.rows} rows" if len(r.where) == r.rows else row
+    where = row if len(r.where) < r.rows else f"all {r.rows} rows" if r.rows > 1 else "its only row"
     return f"are not one formula: without any rounding, {r.output} is up to {digits(worst, 2)} apart in {where}"

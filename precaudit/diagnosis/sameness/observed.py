@@ -80,7 +80,7 @@ class Observed:
     def whole(self, site: Site, made: Mapping[str, Array] | None = None) -> Array:
         """Return a point's FP64 values in all steps of a call."""
         values = self.exact[site.call] if made is None else made
-        return values[site.point.name].reshape(*site.point.stacked, *site.point.shape)
+        return values[site.point.name].reshape((*site.point.stacked, *site.point.shape))
 
     def tap(self, site: Site) -> str:
         """Return a point's name among those that read each other: its tap's, where that is several points."""
