@@ -19,7 +19,7 @@ from precaudit.references.traced.remade import IN_ORDER, INPUTS, Redrawn, Remade
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 from precaudit.schema.records.errors import LocalError
 
-MOST_POINTS = 8  # of a call, that are searched read by read
+MOST_POINTS = 8  # of a call, that are searched read by read and do not close: then no more are
 Closing = dict[str, list[Name]]  # ways that closed a point in steps before, none of the first, the last one first
 
 
@@ -105,8 +105,11 @@ class Search:
         self._try(lambda left: replace(self.made, honest=self.made.honest | {IN_ORDER: self.more.made_by(way, left)}))
 
     def excess_precision(self, ways: Sequence[Remade]) -> None:
-        """Try of a few points which results their segments read unrounded; what no choice closes stays as it was."""
-        for point, layers in list(self.left().items())[:MOST_POINTS]:
+        """Try of points which results their segments read unrounded; what no choice closes stays as it was."""
+        lost = 0
+        for point, layers in list(self.left().items()):
+            if lost >= MOST_POINTS:
+                return
             mine = self._open({(point, layer) for layer in layers})
             p = self.every[mine[0]][0]
             stored = {(point, layer): widen(self.call.rows(p, layer)(self.call.taps[point])) for layer in layers}
@@ -122,6 +125,8 @@ class Search:
                     for i, e in zip(mine, judged(found), strict=True):
                         self.found[i] = e
                     break
+            else:
+                lost += 1
 
     def narrow_products(self, way: Remade) -> None:
         """Note of what is left where sums of products in their own format make it; such a record still fails."""

@@ -69,6 +69,22 @@ def test_the_reads_are_found_in_a_program_of_many(tmp_path, monkeypatch):
     assert e.unexplained.u == 0
 
 
+def test_points_are_searched_until_some_do_not_close(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "MOST_POINTS", 1)
+    x = np.random.default_rng(0).standard_normal((24, 32)).astype(jnp.bfloat16)
+
+    def call(factors, x, y):
+        return cancelling(factors, x), cancelling(factors, y)
+
+    program = Program(call, jnp.array(FACTORS, jnp.bfloat16), {"a": (jnp.asarray(x), jnp.asarray(x[::-1]))})
+    opened = trace_program(program, tmp_path / "run")
+    for i, given in enumerate((x, x[::-1])):
+        name, made = opened.record.points[i].name, by_hand(given.astype(np.float64))
+        opened = altered(opened, tmp_path / str(i), name, lambda y, made=made: made.astype(y.dtype))
+    compare_program(opened, program)
+    assert gate(opened.folder).counts == {"pass": 4}
+
+
 @pytest.mark.turn  # 3 s
 def test_without_the_search_it_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "MOST_POINTS", 0)
