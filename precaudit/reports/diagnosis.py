@@ -127,7 +127,9 @@ def shares_text(s: Shares) -> str:
         "kl": "KL from FP64",
         "distance": "distance from FP64",
     }[name]
-    head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
+    changed = f"is {short(s.fp64)} in FP64 and changed by {short(s.change)}"
+    changed = f"is {short(s.change)}" if "FP64" in what and value(s.fp64) == 0 else changed
+    head = f"the {what} of {s.prompt} {changed}; "
     if s.remainder > ADDITIVE:
         return f"{head}not additive: single errors do not explain {100 * s.remainder:.0f} % of it"
     parts = ", ".join(f"{point_text(x)} {short(x.share)}" for x in s.shares[:4])

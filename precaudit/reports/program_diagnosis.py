@@ -59,7 +59,8 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
     ran = "" if first.real is None else f" ({short(first.real)} as it ran)"
     yield (
         f"To change, emulated: {what}{after} is {short(first.size[0])}{ran}, "
-        f"and {short(first.all)} with all {several} lines that round to less in float32{wide}"
+        f"and {short(first.all)} with {'the only line' if several == 1 else f'all {several} lines'} that "
+        f"{'rounds' if several == 1 else 'round'} to less in float32{wide}"
     )
     if first.real is not None and value(first.size[0]) > FAR * value(first.real):
         yield "  the emulation's error is larger than the program's: the gains are the emulation's, and smaller here"

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import precaudit
 from precaudit.cli import run as command
 from precaudit.diagnosis.evidence.effects import Effects
-from precaudit.diagnosis.evidence.last_call import NOT_FINITE
 from precaudit.diagnosis.evidence.raised_lines import is_worth_a_word
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.raised import rounding_lines
+from precaudit.interpreters.jaxpr.raised import raising, rounding_lines
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import ProgramTraceOptions, trace_program
 from precaudit.recording.tracing.predicting import target_of
@@ -272,7 +273,9 @@ def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
     compare_program(opened, program)
     said = said_of(diagnose_program(opened, program, objective="margin"))
     assert not any("nan" in x for x in said if x.startswith(("To change", "  ", "Output")))
-    assert f"To change: unknown: {NOT_FINITE}" in said
+    line = call.__code__.co_firstlineno + 1
+    finite = f"as its equations round it is not finite; it is with test_line_effects.py:{line} alone in float32"
+    assert f"To change: unknown: {finite}" in said
 
 
 def test_the_bytes_a_line_takes_more_are_to_float32():
@@ -399,3 +402,61 @@ def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
     assert float(line.gain) > 0.99
     said = said_of(diagnose_program(opened, program, objective="margin"))
     assert any(x.endswith(f'precision="highest" at {line.sources[0]}') for x in said)
+
+
+def test_a_line_of_a_function_of_jax_is_the_line_that_calls_it():
+    """JAX keeps no line of the user's inside of its own jitted functions."""
+
+    def call(x):
+        y = x.astype(jnp.bfloat16)
+        return jnp.cumsum(y, axis=0)
+
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((64, 8)), jnp.float32)
+    jaxpr = jax.make_jaxpr(call)(x)
+    lines = rounding_lines(jaxpr.jaxpr)
+    assert [line.text for line in lines] == ["y = x.astype(jnp.bfloat16)", "return jnp.cumsum(y, axis=0)"]
+    with jax.enable_x64(True):
+        run = jax.jit(raising(jaxpr, Realisation("converted"), tuple(lines)))
+        made = [np.asarray(run(np.uint64(1), np.full(2, raised), x)[0]) for raised in (False, True)]
+    off = [float(np.abs(y - np.cumsum(x, 0)).max()) for y in made]
+    assert off[0] > 1e-2
+    assert off[1] < 1e-5
+
+
+def test_a_pair_of_conversions_that_is_kept_is_a_line_to_raise(tmp_path):
+    """Where the emulation that removes it leaves less than the program did, one that keeps it is tried."""
+
+    def call(p, x):
+        h = jnp.tanh(x @ p["a"])
+        h = h.astype(jnp.bfloat16).astype(jnp.float32)
+        return h @ p["b"]
+
+    draw = np.random.default_rng(1).standard_normal
+    p = {n: jnp.asarray(draw(shape) * 0.2, jnp.float32) for n, shape in {"a": (32, 64), "b": (64, 128)}.items()}
+    program = precaudit.Program(call, p, {"a": (jnp.asarray(draw((4, 32)), jnp.float32),)}, outputs="logits")
+    run = precaudit.trace(program, tmp_path / "run")
+    precaudit.compare(run, program=program)
+    (line,) = diagnose_program(run, program, objective="margin").effects.lines
+    assert line.text == ("h = h.astype(jnp.bfloat16).astype(jnp.float32)",)
+    assert line.gain > 0.9
+    assert 0.3 < line.size[0] / line.real < 3
+
+
+def test_lines_that_make_an_output_finite_are_named(tmp_path):
+    """In float16 a small probability is 0, and its logarithm infinite."""
+
+    def call(p, x):
+        h = x @ p
+        probs = jnp.exp(h - h.max(-1, keepdims=True))
+        probs = probs / probs.sum(-1, keepdims=True)
+        return -jnp.log(probs)[:, 0].mean()
+
+    draw = np.random.default_rng(1).standard_normal
+    p, x = (jnp.asarray(draw(shape) * size, jnp.float16) for shape, size in (((32, 64), 4), ((4, 32), 1)))
+    program = precaudit.Program(call, p, {"a": (x,)}, outputs="loss")
+    run = precaudit.trace(program, tmp_path / "run")
+    precaudit.compare(run, program=program)
+    said = said_of(diagnose_program(run, program, objective="margin"))
+    (told,) = [x for x in said if x.startswith("To change")]
+    finite = "as its equations round it is not finite; it is with all 4 lines that round to less in float32"
+    assert told == f"To change: unknown: {finite}"

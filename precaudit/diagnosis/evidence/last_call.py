@@ -1,13 +1,14 @@
 """The last recorded call of a program, run again: its inputs, its calls in a chain, the output looked at (JAX)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
+from precaudit.interpreters.jaxpr.excess import Unrounded
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
@@ -24,12 +25,16 @@ Given = tuple[list[Any], dict[str, Array]]  # a call's input leaves, and what it
 
 @dataclass(frozen=True)
 class Last:
-    """The last recorded call of a program: its inputs, and the output that is looked at."""
+    """The last recorded call of a program: its inputs, and the output that is looked at.
+
+    ``unrounded``: which results the emulation does not round; None: those that ``ROUNDED`` does not.
+    """
 
     opened: Opened
     program: Program
     made: Tagged
     output: str
+    unrounded: Unrounded | None = None
 
     @property
     def call(self) -> int:
@@ -75,7 +80,8 @@ class Last:
     @cached_property
     def how(self) -> Realisation:
         """The program's own rounding, as its device makes it."""
-        return as_on(units_of(self.opened.record), flushes_of(self.opened.record))
+        how = as_on(units_of(self.opened.record), flushes_of(self.opened.record))
+        return how if self.unrounded is None else replace(how, unrounded=self.unrounded)
 
     @cached_property
     def jaxpr(self) -> Any:

@@ -1,7 +1,7 @@
 """What a program's output gains where lines of it round to float32 alone, over realisations of the rounding (JAX)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from precaudit.diagnosis.evidence.last_call import NOT_FINITE, Given, Last
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.interpreters.jaxpr.emulate import emulate_program
+from precaudit.interpreters.jaxpr.excess import Unrounded
 from precaudit.interpreters.jaxpr.raised import Line, product_lines, raising, rounding_lines
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
@@ -26,6 +27,8 @@ FEWEST, MOST_DRAWS, ENOUGH = 2, 64, 128  # realisations of the rounding; rows of
 BASE = 4  # times as many of what every gain is measured from
 WORTH = 0.1  # of the size that a line takes away for it to be worth a word
 MOST = 4  # lines that are tried together
+WAYS: tuple[Unrounded | None, ...] = (None, "computed", "none")  # to leave out roundings, in the order they are tried
+LEAST = 0.25  # of the output's distance as it ran, that its emulation leaves where it is made so
 CALLS, FEW_CALLS = 64, 4  # the last ones that are run in a chain: of a small program, of a large one
 
 
@@ -135,16 +138,16 @@ def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:
     """Yield what each line that rounds gains in float32 alone, largest gain first; then those that help, together."""
     with jax.enable_x64(True):
         for options in (effort(last.made), None):
-            trial = Trial.of(last, last.opened.record.cases[:TRIED], options)
+            trial, before = _as_far_off(last, options)
             n = len(trial.sizes)
             if not n:
                 return
             tell(0, n + 2, "lines in float32")
-            before, best = trial.measure((), BASE), trial.measure(range(n))
+            best = trial.measure(range(n))
             if np.isfinite([before.size, best.size]).all():
                 break
         else:
-            raise ValueError(NOT_FINITE)
+            raise ValueError(_finite_with(trial, best))
         found = []
         for i in range(n):
             tell(i + 1, n + 2, "lines in float32")
@@ -155,6 +158,34 @@ def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:
         if len(helps) > 1:
             yield trial.remedy(helps, before, best)
         tell(n + 2, n + 2, "lines in float32")
+
+
+def _finite_with(trial: Trial, best: OutputDistance) -> str:
+    """Return which lines in float32 make an output finite, in words: each by itself, or all; or that none do.
+
+    ``best``: the output with all of them raised.
+    """
+    if not np.isfinite(best.size):
+        return NOT_FINITE
+    alone = [line.source for i, line in enumerate(trial.sizes) if np.isfinite(trial.measure((i,)).size)]
+    lines = f"{' or '.join(alone)} alone" if alone else f"all {len(trial.sizes)} lines that round to less"
+    return f"as its equations round it is not finite; it is with {lines} in float32"
+
+
+def _as_far_off(last: Last, options: dict[str, Any] | None) -> tuple[Trial, OutputDistance]:
+    """Return a program's lines to be tried, and how far it is from FP64 as emulated with none of them raised.
+
+    A compiler removes some pairs of conversions and keeps others: of the ways in which it may, the first that leaves
+    about as much as the program did when it ran.
+    """
+    for unrounded in WAYS:
+        trial = Trial.of(replace(last, unrounded=unrounded), last.opened.record.cases[:TRIED], options)
+        if not trial.sizes:
+            return trial, OutputDistance(np.zeros(2), 0)
+        before = trial.measure((), BASE)
+        if not before.size < LEAST * trial.real:
+            break
+    return trial, before
 
 
 def is_worth_a_word(r: LineRemedy) -> bool:

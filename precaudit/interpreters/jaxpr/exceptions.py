@@ -133,7 +133,7 @@ class _Counting(Emulator):
             return x
         number = len(self.operations)
         self.operations.append(
-            ProgramOperation(equation.primitive.name, np.dtype(dtype).name, of_equation(equation).source)
+            ProgramOperation(equation.primitive.name, np.dtype(dtype).name, of_equation(self.told(equation)).source)
         )
         checkpoint_name(_count(x, self.wide.get(variable, x), read), f"{COUNTS}{number}")
         tapped = checkpoint_name(x, f"{RESULT}{number}")

@@ -6,7 +6,7 @@ a line is raised its results are rounded to float32 instead, what only moves or 
 products are those of float32, and everything that reads them computes as before.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from linecache import getline
 from math import prod
@@ -20,7 +20,7 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr.emulate import evaluate_planted
 from precaudit.interpreters.jaxpr.emulator import Emulator
-from precaudit.interpreters.jaxpr.jax_versions import bodies, walk_equations
+from precaudit.interpreters.jaxpr.jax_versions import bodies
 from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.multiplying import is_compilers_choice
 from precaudit.interpreters.jaxpr.plant import Values
@@ -52,29 +52,41 @@ class Line(NamedTuple):
         return getline(self.file, self.number).strip()
 
 
-def rounding_lines(jaxpr: jex.Jaxpr, how: Realisation = NOTHING_ELSE, times: int = 1) -> dict[Line, int]:
+def rounding_lines(jaxpr: jex.Jaxpr, how: Realisation = NOTHING_ELSE) -> dict[Line, int]:
     """Return the lines that make less than float32 in an open jaxpr, in its order, and the bytes that float32 adds.
 
     ``how``: as the device makes them.
     """
     found: dict[Line, int] = {}
-    for e in jaxpr.eqns:
-        inside = [body for value in e.params.values() for body in bodies(value)]
-        steps = times * (e.params["length"] if e.primitive.name == "scan" else 1)
-        for body in inside:
-            for inner, size in rounding_lines(body, how, steps).items():
-                found[inner] = found.get(inner, 0) + size
-        if not inside and e.primitive.name not in EXACT and (line := users_line(e)) is not None:
-            size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
-            if size or _reduces(e) or in_parts(e, how):
-                found[line] = found.get(line, 0) + times * size
+    for e, line, times in _operations(jaxpr):
+        if line is None or e.primitive.name in EXACT:
+            continue
+        size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
+        if size or _reduces(e) or in_parts(e, how):
+            found[line] = found.get(line, 0) + times * size
     return found
 
 
 def product_lines(jaxpr: jex.Jaxpr, how: Realisation) -> set[Line]:
     """Return the lines of an open jaxpr's products that a device makes of narrower parts of float32 operands."""
-    found = ((e, users_line(e)) for e in walk_equations(jaxpr) if in_parts(e, how))
-    return {line for _, line in found if line is not None}
+    return {line for e, line, _ in _operations(jaxpr) if line is not None and in_parts(e, how)}
+
+
+def _operations(
+    jaxpr: jex.Jaxpr, call: Line | None = None, times: int = 1
+) -> Iterator[tuple[jex.JaxprEqn, Line | None, int]]:
+    """Yield the equations without a body, the line that each was made in, and how many times it is run.
+
+    What a function of JAX's own makes is of the line that calls it (``call``).
+    """
+    for e in jaxpr.eqns:
+        line = users_line(e) or call
+        inside = [body for value in e.params.values() for body in bodies(value)]
+        steps = times * (e.params["length"] if e.primitive.name == "scan" else 1)
+        for body in inside:
+            yield from _operations(body, line, steps)
+        if not inside:
+            yield e, line, times
 
 
 def users_line(equation: jex.JaxprEqn) -> Line | None:
@@ -121,7 +133,7 @@ class _Raised(Emulator):
 
     def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives, to float32 where its line is raised."""
-        line = users_line(equation)
+        line = users_line(self.told(equation))
         self.place = None if line is None else self.order.get(line)
         self.moved = equation.primitive.name in EXACT
         out = super().operation(equation, inputs)

@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 
 from precaudit.interpreters.jaxpr import large
 from precaudit.interpreters.jaxpr.jax_versions import bind, body_of_call, source, walk
+from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
 from precaudit.interpreters.jaxpr.primitives import PRODUCTS, lifting
 from precaudit.interpreters.jaxpr.rules import RULES
@@ -140,6 +141,7 @@ class Shadow:
 
     def __init__(self, lift: Mapping[str, Lift]) -> None:
         self.lift = lift
+        self.calls: list[jex.JaxprEqn] = []  # whose bodies are evaluated, outermost first
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr; arguments and constants narrow or lifted."""
@@ -183,9 +185,15 @@ class Shadow:
         apart = bool(params.get("differentiated")) and params.get("prevent_cse") is not False
         if not apart:
             self.hand_over(equation.invars, body[0].invars)
+        self.calls.append(equation)
         yield body
+        self.calls.pop()
         if not apart:
             self.hand_over(body[0].outvars, equation.outvars)
+
+    def told(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
+        """Return the equation that tells where an operation was written: of a function of JAX's own, its call."""
+        return next((e for e in (equation, *reversed(self.calls)) if of_equation(e).stack), equation)
 
     def hand_over(self, given: Sequence[Any], taken: Sequence[jex.Var]) -> None:
         """Take note that variables (``taken``) are others, or literals (``given``), by another name."""
