@@ -201,7 +201,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         says = f"{off:,} choices are not those of the recorded values, by more than rounding: {point}"
         yield finding(StatedCause("state", "another choice", says), point, its, None, calls)
     for point, its in found.items():
-        arises = next((v for v in its if v.status == "nonfinite" and v.metric and v.text), None)
+        arises = next((v for v in its if v.metric in ("nonfinite", "overflow") and v.text), None)
         if arises is not None:
             why = StatedCause("format", arises.text.partition(":")[0], arises.text)
             yield finding(why, point, its, arises.rel_l2, calls)

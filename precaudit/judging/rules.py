@@ -9,9 +9,11 @@ from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import (
+    FAR_OFF,
     SAME,
     Check,
     farthest_formula,
+    farthest_token,
     forward_checks,
     local_checks,
     narrow_checks,
@@ -25,6 +27,7 @@ from precaudit.schema.records.errors import (
     ErrorRecord,
     FormulaError,
     ForwardError,
+    LocalError,
     PairError,
     PolicyError,
     StateError,
@@ -73,6 +76,10 @@ def _origin(e: ErrorRecord) -> str:
 
 def _emulated(e: EmulatedError, limits: Limits) -> Verdict:
     """Judge what an emulation of rounding leaves."""
+    if e.origin and isinstance(e, LocalError):
+        size, index = farthest_token(e)
+        at = {"scope": "token", "value": size, "limit": FAR_OFF, "index": index}
+        return Verdict.of(e, "fail", metric="overflow", text=e.origin, **at)
     if e.lost:
         return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
     if scope := _lacking(e):

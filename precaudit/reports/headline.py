@@ -110,6 +110,8 @@ def how_bad(v: Verdict) -> str:
     if v.kind == "sums" and not v.why:
         what = "the sum of a row" if v.scope == "token" else "sums of rows"
         return f"{what} of it differs from what its inputs give by {found} × the error of rounding (limit {limit})"
+    if v.metric == "overflow":
+        return f"{v.text}; a token made of it is {percent(value(v.value))} away from FP64"
     if v.metric == "lost":
         return f"{value(v.value):,.0f} whole numbers are stored as others: its format does not have them"
     if v.kind in ("state", "policy") and v.metric == "mismatched":

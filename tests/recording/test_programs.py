@@ -23,6 +23,7 @@ from precaudit.cli import run as command
 from precaudit.diagnosis.programs import diagnose_program
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
+from precaudit.recording.programs.disturbance import outputs_apart
 from precaudit.recording.programs.loading import is_reference, load_program
 from precaudit.recording.programs.planning import points
 from precaudit.recording.programs.preparing import prepare_program
@@ -924,3 +925,11 @@ def test_a_run_that_asks_no_more_leaves_out_the_program_without_taps(tmp_path):
         counts.append(len(compiled))
         assert opened.record.neutrality[0].case == "a"
     assert counts[1] == counts[0] - 1
+
+
+def test_what_is_not_a_number_in_both_outputs_is_alike():
+    x = np.array([1.0, np.nan, np.inf, -np.inf], np.float32)
+    assert outputs_apart(x, x.copy()) is None
+    assert outputs_apart(x, np.array([1.5, np.nan, np.inf, -np.inf], np.float32)) == 0.5
+    assert np.isnan(outputs_apart(x, np.array([1.0, 0.0, np.inf, -np.inf], np.float32)))
+    assert outputs_apart(x, np.array([1.0, np.nan, 0.0, -np.inf], np.float32)) == np.inf

@@ -84,6 +84,7 @@ def faces():
         "bound": inspect.ismethod(model.step),
         "owner": model.step.__self__ is model,
         "name": functools.wraps(model.step)(lambda x: x).__name__,
+        "wrapped": isinstance(jitted, jax.stages.Wrapped),
         "shape": model.step.eval_shape(model, x).shape,
         "lowered": "add" in model.step.lower(model, x).as_text(),
         "called": model.step(x).tolist(),
@@ -97,6 +98,17 @@ def test_a_jitted_function_can_do_what_it_can_unwatched(watching):
     watching()
     assert faces() == bare
     assert bare["name"] == "step"
+    assert bare["wrapped"]
+
+
+def test_asking_what_it_is_does_not_lower_it(watching):
+    watch = watching()
+    jitted = jax.jit(lambda x: x)
+    assert isinstance(jitted, jax.stages.Wrapped)
+    (found,) = watch.functions
+    assert LOWERED not in found.unseen
+    jitted.lower(jnp.ones(2))
+    assert LOWERED in found.unseen
 
 
 def test_what_is_traced_or_not_jitted_is_no_call_of_its_own(watching):

@@ -12,6 +12,7 @@ from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.interpreters.mesh.sums import split_sums
 from precaudit.interpreters.tpu import units as tpu
 from precaudit.interpreters.tpu.hlo import Module
+from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.preparing import partitioned_sums
 from precaudit.recording.runs.programs import Disturbance
 from precaudit.recording.tracing.predicting import PredictedProgram, compare_predictions, compiler_output
@@ -67,5 +68,11 @@ def outputs_apart(ours: jax.Array, theirs: jax.Array) -> float | None:
     pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
         return None
-    sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]
-    return max(sizes)
+    return max(_largest_difference(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs)
+
+
+def _largest_difference(a: Array, b: Array) -> float:
+    """Return max |a − b|, NaN where one alone is NaN: what is infinite or NaN in both is alike."""
+    with np.errstate(invalid="ignore"):
+        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return float(np.max(off, initial=0.0))

@@ -206,9 +206,12 @@ class Jitted:
         self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: an argument of calls that are kept, on the host
 
     def __getattr__(self, name: str) -> Any:
-        if name == "lower":
-            self._of.note(LOWERED)
-        return getattr(self._jitted, name)
+        return self._lowered if name == "lower" else getattr(self._jitted, name)
+
+    def _lowered(self, *args: Any, **kwargs: Any) -> Any:
+        """Lower it, and say what is not seen then."""
+        self._of.note(LOWERED)
+        return self._jitted.lower(*args, **kwargs)
 
     def __get__(self, owner: object, kind: Any = None) -> Any:
         """Bind it as a method, which has its attributes."""

@@ -25,6 +25,7 @@ from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
+from precaudit.schema.limits.checks import FAR_OFF, farthest_token
 from precaudit.schema.records.errors import LocalError
 
 Begin = Callable[[], Callable[[], list[Recomputed]]]  # begins what places make, and returns what judges them
@@ -101,15 +102,19 @@ class Emulations:
         return [e for p, layer in every for e in found[p.name, layer]]
 
     def _arising(self, call: JudgedCall, args: tuple[Any, ...], records: list[Recomputed]) -> list[Recomputed]:
-        """Return records, those that are not finite with the operation that makes them so, where it can be told."""
+        """Return records, those that are not finite with the operation that makes them so, where it can be told.
+
+        Those that are finite, and far off, with an overflow that they are made of.
+        """
         points = {p.name: p for p in call.opened.record.points}
         origins = self.origins.on(call.taps, args)
 
         def with_origin(e: Recomputed) -> Recomputed:
-            if not isinstance(e, LocalError) or not e.nonfinite:
+            if not isinstance(e, LocalError) or not (e.nonfinite or farthest_token(e)[0] >= FAR_OFF):
                 return e
             p = points[e.point]
-            origin = origins.of(p, index_of(call.opened.record, p, e.layer))
+            find = origins.of if e.nonfinite else origins.hidden
+            origin = find(p, index_of(call.opened.record, p, e.layer))
             return e if origin is None else msgspec.structs.replace(e, origin=origin)
 
         try:

@@ -74,6 +74,21 @@ class OfCall:
                 return overflow_text(self.rounded.operations[n], self._count_of(n, at))
         return None
 
+    def hidden(self, p: ProgramPoint, step: int) -> str | None:
+        """Return an overflow that a point's finite values are made of, in words: a quotient by it is 0, as by infinity.
+
+        Of operations that FP64 makes finite the first in the program is told.
+        """
+        for at in (_at(p, step), ()):
+            made, new = set[int](), set(self.rounded.taps.get(p.name, ()))
+            while new:
+                made |= new
+                new = {m for n in new for m in self.rounded.read.get(n, ())} - made
+            here = sorted(n for n in made if n in self.rounded.counts and self._count_of(n, at).over)
+            if first := [n for n in here if not _of_step(self.exact, n, at).nonfinite]:
+                return overflow_text(self.rounded.operations[first[0]], self._count_of(first[0], at))
+        return None
+
     @cached_property
     def rounded(self) -> Watched:
         """What operations count as the equations round."""

@@ -6,11 +6,20 @@ from typing import Any
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.limits import Limits, Local
 from precaudit.schema.records.base import Number, value
-from precaudit.schema.records.errors import EmulatedError, ErrorRecord, FormulaError, ForwardError, Signed, SumError
+from precaudit.schema.records.errors import (
+    EmulatedError,
+    ErrorRecord,
+    FormulaError,
+    ForwardError,
+    LocalError,
+    Signed,
+    SumError,
+)
 from precaudit.schema.records.runs import Neutrality
 
 # Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6
+FAR_OFF = 0.5  # of a token: what is finite and farther from FP64 is asked for overflows that it is made of
 # Of a narrow format inside an operation: how many times the error that float32 inside leaves is still its rounding.
 PRICE = 2.0
 # A check: metric, scope, value, limit, index
@@ -114,3 +123,9 @@ def farthest_formula(e: FormulaError) -> tuple[float, str, int | None]:
     found = [whole, ("token", *tokens["rel_l2"])] if "rel_l2" in tokens else [whole]
     sizes = [(float("nan") if x is None else value(x), scope, index) for scope, x, index in found]
     return max(sizes, key=lambda x: x[0] if x[0] == x[0] else float("inf"))
+
+
+def farthest_token(e: LocalError) -> tuple[float, int | None]:
+    """Return the largest relative error of a token of a local record, and which: 0 where none is known."""
+    size, index = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))
+    return value(size), index

@@ -142,7 +142,7 @@ class EmulatedError(RatedError, frozen=True, kw_only=True):
     ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
     like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others;
     ``lost_between``: the least and the largest of these; ``collisions``: how many of all it does not tell apart.
-    ``origin``: the operation that makes what is not finite, in words.
+    ``origin``: the operation that makes what is not finite, in words, or the overflow that finite values are made of.
     """
 
     explained: dict[str, Number] | None = None

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 import precaudit
+from precaudit import Program
+from precaudit.judging.gate import gate
+from precaudit.recording.programs.tracing import trace_program
+from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.infinities import as_decided
+from precaudit.reports.headline import how_bad
 
 INF = np.inf
 
@@ -58,3 +63,27 @@ def test_what_all_realisations_make_stays():
     one, other = np.array([1, INF, 2.0, 2.0]), np.array([1, INF, INF, 2.0])
     assert as_decided(stored, exact, [one, other]).tolist() == [1.0, 2.0, INF, 2.0]
     assert as_decided(stored, exact, []) is exact
+
+
+def hidden(x):
+    """Return a norm in float16 whose squares overflow: their root is infinite and the quotient 0."""
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + jnp.float16(1e-3))
+
+
+def test_an_overflow_that_a_quotient_takes_away_fails_at_its_line(tmp_path):
+    draw = np.random.default_rng(1).standard_normal((4, 32))
+    for size, code in ((300.0, 1), (30.0, 0)):
+        x = jnp.asarray(draw * size, jnp.float16)
+        program = Program(lambda p, x: hidden(x) @ p, jnp.ones((32, 64), jnp.float16), {"a": (x,)}, outputs="logits")
+        run = trace_program(program, tmp_path / str(size)).folder
+        compare_program(run, program)
+        judged = gate(run)
+        assert judged.exit_code == code
+    judged = gate(tmp_path / "300.0")
+    (v,) = [v for v in judged.verdicts if v.status == "fail"]
+    assert v.metric == "overflow"
+    assert "exceeds float16's 65504 at test_decided_infinities.py:" in v.text
+    told = how_bad(v)
+    assert told == f"{v.text}; a token made of it is 100 % away from FP64"
+    (found,) = precaudit.diagnose(tmp_path / "300.0", program=program).findings
+    assert (found.kind, found.cause, found.says) == ("format", "overflow", v.text)
