@@ -25,7 +25,7 @@ from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
-from precaudit.schema.limits.checks import FAR_OFF, farthest_token
+from precaudit.schema.limits.checks import is_far_off
 from precaudit.schema.records.errors import LocalError
 
 Begin = Callable[[], Callable[[], list[Recomputed]]]  # begins what places make, and returns what judges them
@@ -110,7 +110,7 @@ class Emulations:
         origins = self.origins.on(call.taps, args)
 
         def with_origin(e: Recomputed) -> Recomputed:
-            if not isinstance(e, LocalError) or not (e.nonfinite or farthest_token(e)[0] >= FAR_OFF):
+            if not isinstance(e, LocalError) or not (e.nonfinite or is_far_off(e)):
                 return e
             p = points[e.point]
             find = origins.of if e.nonfinite else origins.hidden

@@ -19,7 +19,9 @@ from precaudit.schema.records.runs import Neutrality
 
 # Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6
-FAR_OFF = 0.5  # of a token: what is finite and farther from FP64 is asked for overflows that it is made of
+# Of a token, and of a tensor: what is finite and farther from FP64 is asked for overflows that it is made of. A token
+# may be far off by itself where it is small beside others, such as a gate in float16 that is 0 for 6e-6.
+FAR_OFF, NOTICED = 0.5, 0.01
 # Of a narrow format inside an operation: how many times the error that float32 inside leaves is still its rounding.
 PRICE = 2.0
 # A check: metric, scope, value, limit, index
@@ -129,3 +131,8 @@ def farthest_token(e: LocalError) -> tuple[float, int | None]:
     """Return the largest relative error of a token of a local record, and which: 0 where none is known."""
     size, index = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))
     return value(size), index
+
+
+def is_far_off(e: LocalError) -> bool:
+    """Whether a token of a local record is so far from FP64 that rounding alone is no word for it."""
+    return farthest_token(e)[0] >= FAR_OFF and value(e.rel_l2) >= NOTICED

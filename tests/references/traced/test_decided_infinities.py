@@ -12,6 +12,7 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.infinities import as_decided
 from precaudit.reports.headline import how_bad
+from precaudit.schema.limits.checks import farthest_token
 
 INF = np.inf
 
@@ -87,3 +88,17 @@ def test_an_overflow_that_a_quotient_takes_away_fails_at_its_line(tmp_path):
     assert told == f"{v.text}; a token made of it is 100 % away from FP64"
     (found,) = precaudit.diagnose(tmp_path / "300.0", program=program).findings
     assert (found.kind, found.cause, found.says) == ("format", "overflow", v.text)
+
+
+def test_a_small_gate_that_is_nothing_in_float16_passes(tmp_path):
+    """Its exponential overflows, and 0 is all but what FP64 makes of it: 6e-6 beside gates of 1."""
+
+    def call(p, x):
+        return 1 / (1 + jnp.exp(-(x @ p)))
+
+    x = jnp.asarray(np.linspace(-1, 1, 33)[:, None] * np.ones((1, 4)), jnp.float16)
+    program = Program(call, jnp.full((4, 1), 3, jnp.float16), {"a": (x,)}, outputs="gate")
+    run = trace_program(program, tmp_path / "run").folder
+    errors = compare_program(run, program)
+    assert max(farthest_token(e)[0] for e in errors if e.kind == "local") == 1.0
+    assert gate(run).exit_code == 0
