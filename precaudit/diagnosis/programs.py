@@ -191,6 +191,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
     points = {p.name: p for p in opened.record.points}
     source, calls = {name: p.source for name, p in points.items()}, opened.record.calls
     known = {Place.of(e): t for e in of_kinds(errors, LocalError) if (t := held_cause(e, points[e.point])) is not None}
+    exactly = {Place.of(e) for e in of_kinds(errors, LocalError) if e.fp64_too}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
         if v.kind == "local" and v.metric != "price":
@@ -203,7 +204,8 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
     for point, its in found.items():
         arises = next((v for v in its if v.metric in ("nonfinite", "overflow") and v.text), None)
         if arises is not None:
-            why = StatedCause("format", arises.text.partition(":")[0], arises.text)
+            kind: Any = "semantics" if arises.place in exactly else "format"
+            why = StatedCause(kind, arises.text.partition(":")[0], arises.text)
             yield finding(why, point, its, arises.rel_l2, calls)
             continue
         if (cause := next((known[v.place] for v in its if v.place in known), None)) is not None:

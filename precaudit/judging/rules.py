@@ -71,7 +71,9 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
 
 
 def _origin(e: ErrorRecord) -> str:
-    return e.origin or "" if isinstance(e, EmulatedError) else ""
+    if not isinstance(e, EmulatedError) or e.origin is None:
+        return ""
+    return f"{e.origin}, in FP64, too" if e.fp64_too else e.origin
 
 
 def _emulated(e: EmulatedError, limits: Limits) -> Verdict:

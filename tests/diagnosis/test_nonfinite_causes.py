@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from precaudit.references.comparison.programs import compare_program
 from precaudit.reports.headline import headline
 from tests.helpers.selected import few
 
+FILE = Path(__file__).name
 HALF = jnp.float16
 RANDOM = np.random.default_rng(0)
 X, W = (jnp.asarray(RANDOM.standard_normal(shape), HALF) for shape in ((4, 8), (8, 8)))
@@ -113,3 +115,22 @@ def test_a_step_of_a_scan_is_told_as_its_layer(tmp_path):
     found, diagnosed = judged(tmp_path, layered)
     assert {v.layer for v in found.verdicts if v.text} == {2}
     assert diagnosed.findings[0].layers == (2,)
+
+
+def test_a_row_that_a_mask_leaves_nothing_of_is_no_matter_of_formats(tmp_path):
+    """FP64 makes it of its formula, too: another format helps nothing."""
+
+    def call(w, x, mask):
+        scores = jnp.where(mask, (x @ w) @ x.T, -jnp.inf)
+        return jax.nn.softmax(scores, -1) @ x
+
+    mask = jnp.tril(jnp.ones((4, 4), bool)) & (jnp.arange(4) >= 2)[None]
+    program = Program(call, W, {"a": (X, mask)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
+    judged = gate(opened.folder)
+    line = call.__code__.co_firstlineno + 2
+    says = f"invalid: inf − inf at {FILE}:{line}, in FP64, too"
+    assert headline(judged, "run").text.endswith(f": {says}; 8 elements are NaN or infinite.")
+    (found,) = diagnose_program(opened, program).findings
+    assert (found.kind, found.cause, found.says) == ("semantics", "invalid", says)

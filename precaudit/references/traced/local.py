@@ -115,7 +115,9 @@ class Emulations:
             p = points[e.point]
             find = origins.of if e.nonfinite else origins.hidden
             origin = find(p, index_of(call.opened.record, p, e.layer))
-            return e if origin is None else msgspec.structs.replace(e, origin=origin)
+            if origin is None:
+                return e
+            return msgspec.structs.replace(e, origin=origin.text, fp64_too=origin.fp64_too)
 
         try:
             return [with_origin(e) for e in records]

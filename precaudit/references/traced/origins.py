@@ -40,6 +40,13 @@ class Counted(NamedTuple):
         return bool(self.over or self.invalid or self.infinite)
 
 
+class Origin(NamedTuple):
+    """What makes values not finite, in words; ``fp64_too``: FP64 makes as many of them, so that no rounding does."""
+
+    text: str
+    fp64_too: bool = False
+
+
 class Origins:
     """What is not finite in a program's segments: operations that make it, as they round and in FP64."""
 
@@ -60,8 +67,8 @@ class OfCall:
     def __init__(self, origins: Origins, taps: Values, args: tuple[object, ...]) -> None:
         self.origins, self.taps, self.args = origins, taps, args
 
-    def of(self, p: ProgramPoint, step: int) -> str | None:
-        """Return what makes a point's values not finite in a step of its scans, in words; None where nothing is known.
+    def of(self, p: ProgramPoint, step: int) -> Origin | None:
+        """Return what makes a point's values not finite in a step of its scans; None where nothing is known.
 
         Followed back are operands that are not finite: what a selection, or a quotient by infinity, takes away makes
         nothing. Of what arises the first in the program is told; what FP64 makes alike, such as the logarithm of a
@@ -70,12 +77,12 @@ class OfCall:
         for at in (_at(p, step), ()):
             found = [(self._alike(n, at), n) for n in self._sources(p, at) if self._count_of(n, at).arises]
             if found and not (min(found)[0] and self._reads_nonfinite(p)):
-                n = min(found)[1]
-                return overflow_text(self.rounded.operations[n], self._count_of(n, at))
+                alike, n = min(found)
+                return Origin(overflow_text(self.rounded.operations[n], self._count_of(n, at)), alike)
         return None
 
-    def hidden(self, p: ProgramPoint, step: int) -> str | None:
-        """Return an overflow that a point's finite values are made of, in words: a quotient by it is 0, as by infinity.
+    def hidden(self, p: ProgramPoint, step: int) -> Origin | None:
+        """Return an overflow that a point's finite values are made of: a quotient by it is 0, as by infinity.
 
         Of operations that FP64 makes finite the first in the program is told.
         """
@@ -86,7 +93,7 @@ class OfCall:
                 new = {m for n in new for m in self.rounded.read.get(n, ())} - made
             here = sorted(n for n in made if n in self.rounded.counts and self._count_of(n, at).over)
             if first := [n for n in here if not _of_step(self.exact, n, at).nonfinite]:
-                return overflow_text(self.rounded.operations[first[0]], self._count_of(first[0], at))
+                return Origin(overflow_text(self.rounded.operations[first[0]], self._count_of(first[0], at)))
         return None
 
     @cached_property

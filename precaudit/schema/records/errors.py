@@ -143,6 +143,7 @@ class EmulatedError(RatedError, frozen=True, kw_only=True):
     like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others;
     ``lost_between``: the least and the largest of these; ``collisions``: how many of all it does not tell apart.
     ``origin``: the operation that makes what is not finite, in words, or the overflow that finite values are made of.
+    ``fp64_too``: whether FP64 makes as many values that are not finite there.
     """
 
     explained: dict[str, Number] | None = None
@@ -157,6 +158,7 @@ class EmulatedError(RatedError, frozen=True, kw_only=True):
     unsteady: Count = 0
     unexplained: Unexplained | None = None
     origin: str | None = None
+    fp64_too: bool = False
 
 
 class LocalError(EmulatedError, frozen=True, kw_only=True, tag="local"):
