@@ -36,7 +36,9 @@ class Sizes:
     _cancelled: dict[str, None] = field(default_factory=dict)
 
     def add(self, e: ErrorRecord) -> None:
-        """Look at a record."""
+        """Look at a record; of one that is not finite the other elements say nothing."""
+        if e.nonfinite:
+            return
         if isinstance(e, ForwardError) and e.noise is not None and value(e.noise) >= 1.0:
             self._cancelled.setdefault(e.point)
         elif isinstance(e, ForwardError | LocalError) and e.rel_l2 is not None:

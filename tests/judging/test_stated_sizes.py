@@ -76,6 +76,9 @@ def test_the_largest_of_each_kind_counts_and_what_is_not_finite_does_not():
         "layer 3 (rope.py:9), products in 1 pass"
     )
     assert Sizes().farthest({}) is None
+    sizes = Sizes()
+    sizes.add(AT.record(KINDS["forward"], "run", "fp64", rel_l2=0.0, nonfinite=8))  # of what is finite: nothing
+    assert sizes.farthest({}) is None
 
 
 def test_what_cancels_is_named_and_its_relative_error_is_not_told():

@@ -138,7 +138,7 @@ def line_remedies(last: Last, tell: Advance) -> Iterator[LineRemedy]:
     """Yield what each line that rounds gains in float32 alone, largest gain first; then those that help, together."""
     with jax.enable_x64(True):
         for options in (effort(last.made), None):
-            trial, before = _as_far_off(last, options)
+            trial, before = _trial_as_it_ran(last, options)
             n = len(trial.sizes)
             if not n:
                 return
@@ -172,7 +172,7 @@ def _finite_with(trial: Trial, best: OutputDistance) -> str:
     return f"as its equations round it is not finite; it is with {lines} in float32"
 
 
-def _as_far_off(last: Last, options: dict[str, Any] | None) -> tuple[Trial, OutputDistance]:
+def _trial_as_it_ran(last: Last, options: dict[str, Any] | None) -> tuple[Trial, OutputDistance]:
     """Return a program's lines to be tried, and how far it is from FP64 as emulated with none of them raised.
 
     A compiler removes some pairs of conversions and keeps others: of the ways in which it may, the first that leaves

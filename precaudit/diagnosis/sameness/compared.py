@@ -18,7 +18,7 @@ from precaudit.diagnosis.sameness.others import ENOUGH
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import RowsBeside, Sameness
 from precaudit.diagnosis.sameness.sums import sums_of_one
-from precaudit.diagnosis.sameness.trees import untold, with_leaves
+from precaudit.diagnosis.sameness.trees import outputs_left_out, with_leaves
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift
@@ -244,7 +244,7 @@ def _same_says(programs: tuple[str, str], found: Sequence[RowsBeside], worst: fl
 
 def _left_out(both: Sequence[Named], seen: Mapping[str, Beside]) -> str:
     """Return which outputs that both name are not compared, in words."""
-    each = [untold(x.outputs, seen) for x in both]
+    each = [outputs_left_out(x.outputs, seen) for x in both]
     left = [n for n in each[0] if n in each[1]]
     return f". Not compared: {', '.join(left)}" if left else ""
 

@@ -37,7 +37,7 @@ def with_leaves(program: Program, entry: str) -> Program:
     return program.altered(call=lambda *given: tuple(x for _, x in parts(program.call(*given))), outputs=told)
 
 
-def untold(names: str | Sequence[str] | None, seen: Collection[str]) -> tuple[str, ...]:
+def outputs_left_out(names: str | Sequence[str] | None, seen: Collection[str]) -> tuple[str, ...]:
     """Return the outputs that a program names, and that are compared in no part: trees, and what is no float."""
     every = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     return tuple(n for n in every if n not in seen and not any(x.startswith(f"{n}.") for x in seen))

@@ -131,10 +131,8 @@ class _Counting(Emulator):
         dtype = getattr(variable.aval, "dtype", None)
         if not float_bits(dtype):
             return x
-        number = len(self.operations)
-        self.operations.append(
-            ProgramOperation(equation.primitive.name, np.dtype(dtype).name, of_equation(self.told(equation)).source)
-        )
+        number, source = len(self.operations), of_equation(self.equation_with_line(equation)).source
+        self.operations.append(ProgramOperation(equation.primitive.name, np.dtype(dtype).name, source))
         checkpoint_name(_count(x, self.wide.get(variable, x), read), f"{COUNTS}{number}")
         tapped = checkpoint_name(x, f"{RESULT}{number}")
         if id(x) in self.held:

@@ -133,7 +133,7 @@ class _Raised(Emulator):
 
     def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives, to float32 where its line is raised."""
-        line = users_line(self.told(equation))
+        line = users_line(self.equation_with_line(equation))
         self.place = None if line is None else self.order.get(line)
         self.moved = equation.primitive.name in EXACT
         out = super().operation(equation, inputs)

@@ -191,7 +191,7 @@ class Shadow:
         if not apart:
             self.hand_over(body[0].outvars, equation.outvars)
 
-    def told(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
+    def equation_with_line(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
         """Return the equation that tells where an operation was written: of a function of JAX's own, its call."""
         return next((e for e in (equation, *reversed(self.calls)) if of_equation(e).stack), equation)
 

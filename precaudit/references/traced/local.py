@@ -113,7 +113,7 @@ class Emulations:
             if not isinstance(e, LocalError) or not (e.nonfinite or is_far_off(e)):
                 return e
             p = points[e.point]
-            find = origins.of if e.nonfinite else origins.hidden
+            find = origins.of if e.nonfinite else origins.hidden_overflow
             origin = find(p, index_of(call.opened.record, p, e.layer))
             if origin is None:
                 return e

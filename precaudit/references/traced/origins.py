@@ -81,7 +81,7 @@ class OfCall:
                 return Origin(overflow_text(self.rounded.operations[n], self._count_of(n, at)), alike)
         return None
 
-    def hidden(self, p: ProgramPoint, step: int) -> Origin | None:
+    def hidden_overflow(self, p: ProgramPoint, step: int) -> Origin | None:
         """Return an overflow that a point's finite values are made of: a quotient by it is 0, as by infinity.
 
         Of operations that FP64 makes finite the first in the program is told.
