@@ -262,6 +262,8 @@ def _record(opened: Opened, book: MappedTextbook, policy: Policy, asked: Request
         requested=asked,
         device=of.device,
         versions=of.versions,
+        xla_flags=of.xla_flags,
+        commit=of.commit,
         command=of.command,
         started=of.started,
         program="other",

@@ -423,6 +423,22 @@ def test_a_line_of_a_function_of_jax_is_the_line_that_calls_it():
     assert off[1] < 1e-5
 
 
+def test_a_line_of_a_function_of_jax_inside_of_a_loop_is_raised():
+    def call(x):
+        return jax.lax.map(jnp.tanh, x)
+
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8)), jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(call)(x)
+    lines = rounding_lines(jaxpr.jaxpr)
+    assert [line.text for line in lines] == ["return jax.lax.map(jnp.tanh, x)"]
+    with jax.enable_x64(True):
+        run = jax.jit(raising(jaxpr, Realisation("converted"), tuple(lines)))
+        made = [np.asarray(run(np.uint64(1), np.full(1, raised), x)[0]) for raised in (False, True)]
+    off = [float(np.abs(y - np.tanh(np.asarray(x, np.float64))).max()) for y in made]
+    assert off[0] > 1e-3
+    assert off[1] < 1e-6
+
+
 def test_a_pair_of_conversions_that_is_kept_is_a_line_to_raise(tmp_path):
     """Where the emulation that removes it leaves less than the program did, one that keeps it is tried."""
 

@@ -349,6 +349,28 @@ def test_gradients_are_compared(tree):
     )
 
 
+def test_what_one_tree_lacks_is_said():
+    def program(lacking):
+        def call(w, x):
+            y = x @ w
+            return y, {"w": 2 * y} if lacking else {"w": 2 * y, "b": y[:, :1], "n": jnp.arange(3)}
+
+        return Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}, outputs=("y", "grads"))
+
+    (found,) = precaudit.same(program(False), program(True)).cases
+    assert found.answer == "same"
+    assert found.says.endswith(". Not compared: grads.b, grads.n")
+
+
+def test_a_program_of_trees_that_does_not_run_is_a_user_s_mistake():
+    def call(w, x):
+        raise RuntimeError(f"boom {w.shape} {x.shape}")
+
+    broken = Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}, outputs="y")
+    with pytest.raises(UserError, match="boom"):
+        precaudit.same(broken, broken)
+
+
 def test_a_number_that_differs_is_placed():
     """A loss is one row, and the point that makes it has no axis."""
 

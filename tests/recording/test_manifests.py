@@ -21,9 +21,10 @@ def program():
 
 
 def former(folder, name, **changes):
-    """Make a manifest one of before schema 3: of another name, without ``kind``."""
+    """Make a manifest one of before: of another name, without ``kind`` and what such runs did not say."""
     held = json.loads((folder / "run.json").read_text())
-    del held["kind"]
+    del held["kind"], held["xla_flags"], held["commit"]
+    held["versions"] = {n: x for n, x in held["versions"].items() if n in ("jax", "jaxlib", "numpy")}
     (folder / "run.json").unlink()
     (folder / name).write_text(json.dumps(held | changes))
 
@@ -93,8 +94,19 @@ def test_dumps_of_before_are_read_and_compared(tmp_path):
     assert precaudit.open_run(dump.folder).record.program == "dump"
 
 
-def test_what_another_tool_wrote_is_not_replaced(tmp_path):
+@pytest.mark.parametrize("text", ['{"id": 3}', '{"kind": "program", "id": 3}', '{"kind": "dump"}'])
+def test_what_another_tool_wrote_is_not_replaced(text, tmp_path):
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "run.json").write_text('{"id": 3}')
+    (tmp_path / "theirs" / "run.json").write_text(text)
     with pytest.raises(UserError, match="theirs is not a run of ours"):
         precaudit.trace(program(), tmp_path / "theirs", force=True)
+
+
+@pytest.mark.parametrize("name", ["tokens-a", "tokens-4"])
+def test_a_folder_of_runs_is_not_replaced_for_the_names_in_it(name, tmp_path):
+    """Runs of models that are named as a model's sketches are."""
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / name / "run.json").write_text('{"kind": "model", "schema": 3}')
+    with pytest.raises(UserError, match="exists and is not a run"):
+        precaudit.trace(program(), tmp_path / "runs", force=True)
+    assert (tmp_path / "runs" / name / "run.json").is_file()

@@ -933,3 +933,5 @@ def test_what_is_not_a_number_in_both_outputs_is_alike():
     assert outputs_apart(x, np.array([1.5, np.nan, np.inf, -np.inf], np.float32)) == 0.5
     assert np.isnan(outputs_apart(x, np.array([1.0, 0.0, np.inf, -np.inf], np.float32)))
     assert outputs_apart(x, np.array([1.0, np.nan, 0.0, -np.inf], np.float32)) == np.inf
+    one = np.float32(1.0)
+    assert np.isnan(outputs_apart((one, np.float32(np.nan)), (one + 1, one)))

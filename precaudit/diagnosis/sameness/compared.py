@@ -1,7 +1,7 @@
 """Whether two programs are one formula: outputs in FP64, row for row; then what rounding does, or where they part."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +129,8 @@ def _of_case(
     if worst <= ONE_VALUE or worst <= min(CONSTANT, rounding):
         lines = tuple(_line(x, tell) for x in seen)
         says, sums = _same_says(programs, outputs, worst), sums_of_one(programs, seen)
-        says += _left_out(both, {b.output: b for b in found})
+        left = outputs_left_out([program for _, program in runs], [x.entry for x in both], {b.output for b in found})
+        says += f". Not compared: {', '.join(left)}" if left else ""
         return Sameness(programs=programs, case=case, answer="same", says=says, outputs=outputs, lines=lines, sums=sums)
     if not _share_values(seen):
         return unknown("no weight and no input of one is among the other's, so that their formulas are not either")
@@ -240,13 +241,6 @@ def _same_says(programs: tuple[str, str], found: Sequence[RowsBeside], worst: fl
         f"are one formula: {rows} agree in FP64 to {digits(worst, 2)}{constants}. As they ran, {programs[0]} is "
         f"{digits(off[0])} from FP64 and {programs[1]} {digits(off[1])}" + _nearer(programs, off)
     )
-
-
-def _left_out(both: Sequence[Named], seen: Mapping[str, Beside]) -> str:
-    """Return which outputs that both name are not compared, in words."""
-    each = [outputs_left_out(x.outputs, seen) for x in both]
-    left = [n for n in each[0] if n in each[1]]
-    return f". Not compared: {', '.join(left)}" if left else ""
 
 
 def _nearer(programs: tuple[str, str], off: Sequence[float]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.program import Entry, Program
 
 
 def with_leaves(program: Program, entry: str) -> Program:
@@ -28,7 +28,10 @@ def with_leaves(program: Program, entry: str) -> Program:
                 found.append((f"{name}.{below}" if below else name, leaf))
         return found
 
-    shape = jax.eval_shape(program.call, program.params, *next(iter(program.cases.values())))
+    try:
+        shape = jax.eval_shape(program.call, program.params, *next(iter(program.cases.values())))
+    except Exception:  # the user's code: what it says is told where it is traced
+        return program
     if not isinstance(names, str) and not (isinstance(shape, tuple | list) and len(shape) == len(every)):
         return program  # which is refused where it is traced
     told = tuple(name for name, _ in parts(shape))
@@ -37,7 +40,16 @@ def with_leaves(program: Program, entry: str) -> Program:
     return program.altered(call=lambda *given: tuple(x for _, x in parts(program.call(*given))), outputs=told)
 
 
-def outputs_left_out(names: str | Sequence[str] | None, seen: Collection[str]) -> tuple[str, ...]:
-    """Return the outputs that a program names, and that are compared in no part: trees, and what is no float."""
-    every = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    return tuple(n for n in every if n not in seen and not any(x.startswith(f"{n}.") for x in seen))
+def outputs_left_out(programs: Sequence[Program], entries: Sequence[str], seen: Collection[str]) -> tuple[str, ...]:
+    """Return the outputs, or arrays of trees, that are compared in no part though both programs name them so.
+
+    State, what is no float, and what one tree holds and the other does not. ``seen``: what is compared.
+    """
+    each = [_names(p if e == p.entry else p.then[e]) for p, e in zip(programs, entries, strict=True)]
+    both = {n.partition(".")[0] for n in each[0]} & {n.partition(".")[0] for n in each[1]}
+    every = dict.fromkeys(n for names in each for n in names if n.partition(".")[0] in both)
+    return tuple(n for n in every if n not in seen and not any(x.startswith(f"{n}.") for x in every))
+
+
+def _names(of: Program | Entry) -> tuple[str, ...]:
+    return () if of.outputs is None else (of.outputs,) if isinstance(of.outputs, str) else tuple(of.outputs)

@@ -154,7 +154,8 @@ class Planted(Shadow):
             if all(v is None for v in mine):
                 errors.extend(mine)
                 return self.equation(equation, inputs)
-            out, made = self.enter(equation, inputs, mine)
+            with self.inside_of(equation):
+                out, made = self.enter(equation, inputs, mine)
             errors.extend(made)
             return out
 

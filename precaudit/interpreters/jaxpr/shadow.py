@@ -141,7 +141,7 @@ class Shadow:
 
     def __init__(self, lift: Mapping[str, Lift]) -> None:
         self.lift = lift
-        self.calls: list[jex.JaxprEqn] = []  # whose bodies are evaluated, outermost first
+        self.calls: list[jex.JaxprEqn] = []  # and loops, whose bodies are evaluated, outermost first
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr; arguments and constants narrow or lifted."""
@@ -165,10 +165,9 @@ class Shadow:
         if how.kind == "call":
             with self.body_in_place(equation) as body:
                 return self.run(*body, inputs)
-        if name in LOOPS:
-            return LOOPS[name](self.run, _lift_array, params, inputs)
-        if name == "shard_map":
-            return shard_map(self.run, _lift_array, params, inputs)
+        if name in LOOPS or name == "shard_map":
+            with self.inside_of(equation):
+                return LOOPS.get(name, shard_map)(self.run, _lift_array, params, inputs)
         if name in MOVES | SLICES and _as_stored(equation, inputs):
             moved = bind(equation, inputs)
             return moved if name in MOVES else _check_results(equation, [up(x) for x in moved])
@@ -185,11 +184,19 @@ class Shadow:
         apart = bool(params.get("differentiated")) and params.get("prevent_cse") is not False
         if not apart:
             self.hand_over(equation.invars, body[0].invars)
-        self.calls.append(equation)
-        yield body
-        self.calls.pop()
+        with self.inside_of(equation):
+            yield body
         if not apart:
             self.hand_over(body[0].outvars, equation.outvars)
+
+    @contextmanager
+    def inside_of(self, equation: jex.JaxprEqn) -> Iterator[None]:
+        """Note that an equation's bodies are evaluated."""
+        self.calls.append(equation)
+        try:
+            yield
+        finally:
+            self.calls.pop()
 
     def equation_with_line(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
         """Return the equation that tells where an operation was written: of a function of JAX's own, its call."""

@@ -86,7 +86,10 @@ class Together(Planted):
         name, params = equation.primitive.name, equation.params
         given = any(name in run.lift for run in self.runs)
         if name == "scan" and not given:
-            return self.run_scan(params, own, values)
+            with ExitStack() as stack:
+                for run in self.runs:
+                    stack.enter_context(run.inside_of(equation))
+                return self.run_scan(params, own, values)
         if lifting(name).kind == "call" and not given:
             with ExitStack() as stack:
                 bodies = [stack.enter_context(run.body_in_place(equation)) for run in self.runs]

@@ -22,6 +22,7 @@ from precaudit.recording.programs.preparing import (
     weights_hash,
 )
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 
 Table = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], str]]  # of points: stacked, shape, dtype
@@ -79,7 +80,7 @@ def check_agreement(opened: Opened, program: Program, made: Tagged) -> None:
     points = _table(points_of(made, opened.record.layers))
     outputs = _table(outputs_of(program, opened.record.asked))
     if _table(opened.record.points) != points or _table(opened.record.outputs) != outputs:
-        raise UserError(f"{opened.folder}/run.json was altered: it lists other points than the program has")
+        raise UserError(f"{manifest_of(opened.folder)} was altered: it lists other points than the program has")
     inputs = shapes_of(jax.tree.map(key_bits, next(iter(program.cases.values()))))
     for case, call in product(opened.record.cases, range(opened.record.calls)):
         where = f"{opened.folder} was altered: {case}, call {call}"

@@ -68,11 +68,12 @@ def outputs_apart(ours: jax.Array, theirs: jax.Array) -> float | None:
     pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
         return None
-    return max(_largest_difference(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs)
+    return float(np.max([largest_difference(a, b) for a, b in pairs]))
 
 
-def _largest_difference(a: Array, b: Array) -> float:
+def largest_difference(a: Array, b: Array) -> float:
     """Return max |a − b|, NaN where one alone is NaN: what is infinite or NaN in both is alike."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
         off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     return float(np.max(off, initial=0.0))

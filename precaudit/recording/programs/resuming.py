@@ -10,7 +10,7 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import arrays_hash, is_file, read_arrays
 from precaudit.recording.runs.hashes import file_hash
-from precaudit.recording.runs.kinds import manifest_of
+from precaudit.recording.runs.kinds import FORMER, manifest_of
 from precaudit.recording.runs.programs import EntryRun, Opened, ProgramRun, file_name
 from precaudit.recording.runs.unfinished import manifest_to_go_on, refuse
 from precaudit.schema.records.lines import read_record
@@ -49,7 +49,11 @@ def manifest_to_resume(folder: Path, now: ProgramRun, strict: bool) -> ProgramRu
     ``strict``: it is compiled without excess precision. Raises UserError where there is none, or it is not what ``now``
     asks for.
     """
-    held = read_record(manifest_to_go_on(folder, "program"), ProgramRun, "a program's run")
+    path = manifest_to_go_on(folder, "program")
+    held = read_record(path, ProgramRun, "a program's run")
+    if path.name in FORMER:  # which said less of what its numbers depend on
+        versions = {name: x for name, x in now.versions.items() if name not in held.versions} | held.versions
+        held = msgspec.structs.replace(held, versions=versions, xla_flags=now.xla_flags)
     now = msgspec.json.decode(msgspec.json.encode(now), type=ProgramRun)  # as it is once it was written
     cases = whole_cases(folder, held)
     differs = list(_differing(held, now))

@@ -8,7 +8,7 @@ from pathlib import Path
 from precaudit.errors import UserError
 from precaudit.mirrors import commit
 from precaudit.numbers.bytes_text import bytes_text
-from precaudit.recording.runs.kinds import kind_of, manifest_of, tag_of
+from precaudit.recording.runs.kinds import check_ours, kind_of, tag_of
 from precaudit.recording.runs.manifest import read_manifest
 from precaudit.schema.records.manifests import MANIFEST
 from precaudit.writing import PART, temporary
@@ -44,7 +44,8 @@ NO_TENSORS = "{folder} keeps no tensors: compare it with another such run (preca
 
 def runs_of_lengths(folder: Path) -> list[Path]:
     """Return the runs in the folder of a model's sketches, one for each length of prompts; none in any other."""
-    return sorted(path for path in folder.glob(f"{LENGTH}*") if manifest_of(path).is_file())
+    every = (path for path in folder.glob(f"{LENGTH}*") if path.name.removeprefix(LENGTH).isdigit())
+    return sorted(path for path in every if tag_of(path) == "program")
 
 
 def _replaceable(folder: Path, force: bool) -> None:
@@ -61,6 +62,8 @@ def _replaceable(folder: Path, force: bool) -> None:
         try:
             if tag_of(folder) == "model":  # what others write may have that name, too
                 read_manifest(folder / MANIFEST)
+            elif not lengths:
+                check_ours(folder)
         except UserError as error:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
         if foreign:

@@ -5,13 +5,22 @@ from typing import Literal, get_args
 
 import msgspec
 
+from precaudit.errors import UserError
 from precaudit.schema.records.manifests import MANIFEST, Manifest
 from precaudit.writing import write_whole
 
 Kind = Literal["model", "program", "dump"]
-FORMER: dict[str, Kind] = {"program.json": "program", "dump.json": "dump"}  # manifests before schema 3
+FORMER: dict[str, Kind] = {"program.json": "program", "dump.json": "dump"}  # manifests of before
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 MANIFESTS = (MANIFEST, *FORMER)
+
+
+class _Ours(msgspec.Struct, frozen=True):
+    """What the manifest of every run of ours has."""
+
+    schema: int
+    id: str
+    command: str
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -42,6 +51,15 @@ def kind_of(folder: Path | str) -> Kind | None:
     if tag == "model" and (bytes(_read(path / MANIFEST).imported) != b"null" or (path / "dump.json").is_file()):
         return "dump"
     return tag
+
+
+def check_ours(folder: Path) -> None:
+    """Raise UserError where a manifest is another tool's."""
+    path = manifest_of(folder)
+    try:
+        msgspec.json.decode(path.read_bytes(), type=_Ours)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _read(path: Path) -> _Said:

@@ -77,6 +77,8 @@ def manifest_to_go_on(folder: Path, kind: Kind) -> Path:
     held = kind_of(folder)
     if held is None:
         raise UserError(f"{folder}: no run here to go on with (no {MANIFEST}); leave out --resume")
+    if held == "dump":
+        raise UserError(f"{folder} is an imported dump, which is whole: choose another -o")
     if held != kind:
         raise UserError(f"{folder} is of a {held}: go on with that, or trace again with --force")
     return manifest_of(folder)

@@ -10,6 +10,7 @@ import numpy as np
 
 from precaudit.errors import CannotJudge, UserError
 from precaudit.interpreters.jaxpr.keys import is_key, key_bits
+from precaudit.recording.programs.disturbance import largest_difference
 from precaudit.recording.programs.planning import ProgramSelection, entry_run, longest_scan, plan, size_of
 from precaudit.recording.programs.preparing import error_text
 from precaudit.recording.programs.program import OUTPUT, Program
@@ -142,7 +143,7 @@ def outputs_apart(opened: Opened, calls: Sequence[Kept]) -> str | None:
         for name, x in opened.tensors(case, call, "outputs").items():
             y = np.asarray(calls[began + call].outputs[int(name.removeprefix(f"{OUTPUT}out"))])
             if x.tobytes() != y.tobytes():
-                off = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
+                off = largest_difference(x, y)
                 which = f"output {name.removeprefix(f'{OUTPUT}out')} of call {call}"
                 return f"{which} differs from the script's by up to {digits(off)}"
     return None

@@ -21,6 +21,7 @@ INVALID |= {"log": "log of less than 0", "log1p": "log of less than 0"}
 POLES = {"div": "x/0", "log": "log 0", "log1p": "log 0", "rsqrt": "1/√0", "pow": "0 to a negative power"}
 POLES |= {"integer_pow": POLES["pow"], "atanh": "atanh 1", "logistic": "log 0"}
 
+QUOTIENTS = ("div", "rsqrt", "pow", "integer_pow")  # of what is infinite: 0
 WIDTHS = (8, 16, 32, 64)  # bits of floats
 At = tuple[tuple[int, int], ...]  # the step of each scan, and how many it has
 
@@ -84,16 +85,21 @@ class OfCall:
     def hidden_overflow(self, p: ProgramPoint, step: int) -> Origin | None:
         """Return an overflow that a point's finite values are made of: a quotient by it is 0, as by infinity.
 
+        Followed back are operands up to such a quotient, and not through a selection, whose other branch is no matter.
         Of operations that FP64 makes finite the first in the program is told.
         """
-        for at in (_at(p, step), ()):
-            made, new = set[int](), set(self.rounded.taps.get(p.name, ()))
-            while new:
-                made |= new
-                new = {m for n in new for m in self.rounded.read.get(n, ())} - made
-            here = sorted(n for n in made if n in self.rounded.counts and self._count_of(n, at).over)
-            if first := [n for n in here if not _of_step(self.exact, n, at).nonfinite]:
-                return Origin(overflow_text(self.rounded.operations[first[0]], self._count_of(first[0], at)))
+        at, found = _at(p, step), set[int]()
+        seen, new = set[int](), set(self.rounded.taps.get(p.name, ()))
+        while new:
+            seen |= new
+            finite = {n for n in new if n in self.rounded.counts and not self._count_of(n, at).nonfinite}
+            through = {n for n in finite if self.rounded.operations[n].primitive != "select_n"}
+            for n in (n for n in through if self.rounded.operations[n].primitive in QUOTIENTS):
+                found |= self._bad_sources(set(self.rounded.read.get(n, ())), at)
+            new = {m for n in through for m in self.rounded.read.get(n, ())} - seen
+        for n in sorted(found):
+            if self._count_of(n, at).over and not _of_step(self.exact, n, at).nonfinite:
+                return Origin(overflow_text(self.rounded.operations[n], self._count_of(n, at)))
         return None
 
     @cached_property
@@ -108,8 +114,11 @@ class OfCall:
 
     def _sources(self, p: ProgramPoint, at: At) -> set[int]:
         """Return the operations whose results that are not finite a point's may be made of."""
+        return self._bad_sources(set(self.rounded.taps.get(p.name, ())), at)
+
+    def _bad_sources(self, new: set[int], at: At) -> set[int]:
+        """Return the operations whose results that are not finite those of some may be made of, these among them."""
         found: set[int] = set()
-        new = set(self.rounded.taps.get(p.name, ()))
         while new:
             bad = {n for n in new if n in self.rounded.counts and self._count_of(n, at).nonfinite}
             found |= bad

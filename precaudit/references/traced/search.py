@@ -105,7 +105,7 @@ class Search:
         self._try(lambda left: replace(self.made, honest=self.made.honest | {IN_ORDER: self.more.made_by(way, left)}))
 
     def excess_precision(self, ways: Sequence[Remade]) -> None:
-        """Try of points which results their segments read unrounded; what no choice closes stays as it was."""
+        """Try of points which results their segments read unrounded, until MOST_POINTS were tried that none closes."""
         lost = 0
         for point, layers in list(self.left().items()):
             if lost >= MOST_POINTS:

@@ -13,7 +13,7 @@ SCHEMA = 3
 class Manifest(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field="kind"):
     """run.json, of any run. ``kind``: what was run: a ``model``, a ``program``, or nothing here, a ``dump``.
 
-    ``device``, ``device_count``, ``versions`` (of libraries), ``xla_flags``: what the numbers depend on; a dump does
+    ``device``, ``versions`` (of libraries), ``xla_flags``: what the numbers depend on; a dump does
     not say. ``commit``: of the folder it was run in. ``processes``: the devices that each of several processes held;
     empty of one. ``warnings``: what the run rests on. ``bytes``: of its tensors. ``hashes``: of its other files.
     ``finished`` is null while the run is being written and stays so when it is cut off.
@@ -23,7 +23,6 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field
     id: str
     command: str
     device: str = ""
-    device_count: Index = 1
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     xla_flags: str = ""
     commit: str | None = None

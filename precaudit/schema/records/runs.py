@@ -165,13 +165,15 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
 class RunRecord(Manifest, frozen=True, kw_only=True, omit_defaults=False, tag="model"):
     """A run of a model.
 
-    ``mesh``: how many devices each axis has that the model was cut over; empty of one device. ``program``: what made
-    the tensors: our decoder, it with other parts, or another framework, whose dump was ``imported``.
+    ``device_count``: how many it runs on; ``mesh``: how many each axis has that the model was cut over; empty of one
+    device. ``program``: what made the tensors: our decoder, it with other parts, or another framework, whose dump was
+    ``imported``.
     """
 
     model: ModelRecord
     policy: dict[str, str]
     requested: Requested
+    device_count: Index = 1
     neutrality: tuple[Neutrality, ...] = ()
     program: Literal["shipped", "other", "dump"] = "shipped"
     mesh: dict[str, Count] = msgspec.field(default_factory=dict)

@@ -221,7 +221,7 @@ def test_a_folder_of_a_models_sketches_is_a_run_without_tensors(tmp_path, capsys
     """Of every command; and --force replaces it, but nothing beside it."""
     folder = tmp_path / "m"
     (folder / "tokens-4").mkdir(parents=True)
-    (folder / "tokens-4" / MANIFEST).write_text("{}")
+    (folder / "tokens-4" / MANIFEST).write_text('{"kind": "program"}')
     output = str(tmp_path / "o")
     for command in (
         ["gate"],

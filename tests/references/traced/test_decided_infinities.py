@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
 from precaudit import Program
@@ -102,3 +103,38 @@ def test_a_small_gate_that_is_nothing_in_float16_passes(tmp_path):
     errors = compare_program(run, program)
     assert max(farthest_token(e)[0] for e in errors if e.kind == "local") == 1.0
     assert gate(run).exit_code == 0
+
+
+def test_what_a_selection_does_not_take_is_no_overflow_of_a_value(tmp_path):
+    """softplus in float16, whose exponential overflows where it is not taken, less what it nearly is."""
+
+    def call(p, a):
+        soft = jnp.where(a > 8, a, jnp.log1p(jnp.exp(a)))
+        return (soft - p) / (1 + jnp.abs(a))
+
+    draw = np.random.default_rng(1).standard_normal((4, 8))
+    a = jnp.asarray(np.where(np.arange(4)[:, None] == 0, 12.0, draw), jnp.float16)
+    exact = np.where(a > 8, a, np.log1p(np.exp(np.asarray(a, np.float64))))
+    program = Program(call, jnp.asarray(exact, jnp.float16), {"a": (a,)}, outputs="y")
+    run = trace_program(program, tmp_path / "run").folder
+    errors = compare_program(run, program)
+    assert max(farthest_token(e)[0] for e in errors if e.kind == "local") > 0.5
+    assert not any(e.origin for e in errors if e.kind == "local")
+    assert not any(v.metric == "overflow" for v in gate(run).verdicts)
+
+
+def test_an_overflow_is_of_the_step_that_it_is_in(tmp_path):
+    def call(w, x):
+        def layer(h, scale):
+            h = checkpoint_name(h + w, "stream")
+            y = h * scale
+            return h, checkpoint_name(y * jax.lax.rsqrt(jnp.sum(y * y, -1, keepdims=True)), "normed")
+
+        return jax.lax.scan(layer, x, jnp.asarray([1, 1, 600], jnp.float16))[1]
+
+    draw = np.random.default_rng(1).standard_normal
+    w, x = (jnp.asarray(draw((4, 8)), jnp.float16) for _ in range(2))
+    program = Program(call, w, {"a": (x,)}, outputs="y")
+    run = trace_program(program, tmp_path / "run").folder
+    compare_program(run, program)
+    assert {(v.point, v.layer) for v in gate(run).verdicts if v.metric == "overflow"} == {("normed", 2)}
