@@ -124,17 +124,22 @@ def test_what_a_selection_does_not_take_is_no_overflow_of_a_value(tmp_path):
 
 
 def test_an_overflow_is_of_the_step_that_it_is_in(tmp_path):
-    def call(w, x):
-        def layer(h, scale):
-            h = checkpoint_name(h + w, "stream")
-            y = h * scale
-            return h, checkpoint_name(y * jax.lax.rsqrt(jnp.sum(y * y, -1, keepdims=True)), "normed")
+    """Steps before it cancel: they are as far off, by rounding."""
 
-        return jax.lax.scan(layer, x, jnp.asarray([1, 1, 600], jnp.float16))[1]
+    def call(w, x, less):
+        def layer(h, given):
+            h = checkpoint_name(h + w, "stream")
+            y = h * given[0]
+            return h, checkpoint_name(y * jax.lax.rsqrt(jnp.sum(y * y, -1, keepdims=True)) - given[1], "normed")
+
+        return jax.lax.scan(layer, x, (jnp.asarray([1, 1, 600], jnp.float16), less))[1]
 
     draw = np.random.default_rng(1).standard_normal
-    w, x = (jnp.asarray(draw((4, 8)), jnp.float16) for _ in range(2))
-    program = Program(call, w, {"a": (x,)}, outputs="y")
+    w, x = (draw((4, 8)).astype(np.float16) for _ in range(2))
+    h = [np.float64(x + w), np.float64((x + w) + w)]
+    less = np.stack([*(y / np.linalg.norm(y, axis=-1, keepdims=True) for y in h), 0 * h[0]]).astype(np.float16)
+    program = Program(call, jnp.asarray(w), {"a": (jnp.asarray(x), jnp.asarray(less))}, outputs="y")
     run = trace_program(program, tmp_path / "run").folder
-    compare_program(run, program)
+    errors = [e for e in compare_program(run, program) if (e.kind, e.point) == ("local", "normed")]
+    assert [farthest_token(e)[0] > 0.5 for e in errors] == [True] * 3
     assert {(v.point, v.layer) for v in gate(run).verdicts if v.metric == "overflow"} == {("normed", 2)}
