@@ -27,7 +27,7 @@ from precaudit.judging.looks import Look
 from precaudit.judging.pooled import METRICS, pooled_verdicts
 from precaudit.judging.programs import absent_cases, suspect, unpaired_views, was_compared, with_indices
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import Verdict, never_run
+from precaudit.judging.verdicts import OVERFLOW, Verdict, never_run
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.agreement import OfRun
@@ -202,7 +202,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         says = f"{off:,} choices are not those of the recorded values, by more than rounding: {point}"
         yield finding(StatedCause("state", "another choice", says), point, its, None, calls)
     for point, its in found.items():
-        arises = next((v for v in its if v.metric in ("nonfinite", "overflow") and v.text), None)
+        arises = next((v for v in its if v.metric in ("nonfinite", OVERFLOW) and v.text), None)
         if arises is not None:
             kind: Any = "semantics" if arises.place in exactly else "format"
             why = StatedCause(kind, arises.text.partition(":")[0], arises.text)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from precaudit.judging.verdicts import HASHED, PASS, Verdict
+from precaudit.judging.verdicts import HASHED, OVERFLOW, PASS, Verdict
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
@@ -81,7 +81,7 @@ def _emulated(e: EmulatedError, limits: Limits) -> Verdict:
     if e.origin and isinstance(e, LocalError):
         size, index = farthest_token(e)
         at = {"scope": "token", "value": size, "limit": FAR_OFF, "index": index}
-        return Verdict.of(e, "fail", metric="overflow", text=e.origin, **at)
+        return Verdict.of(e, "fail", metric=OVERFLOW, text=e.origin, **at)
     if e.lost:
         return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
     if scope := _lacking(e):

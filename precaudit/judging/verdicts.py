@@ -17,6 +17,7 @@ from precaudit.schema.records.runs import Prediction
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run", "pass")
 BETWEEN = frozenset(name for p in POINTS for name in parts_of(p))  # what others are made from on the way
+OVERFLOW = "overflow"  # metric of a finite value that an overflow was made into
 HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from precaudit.judging.farthest import Farthest
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
-from precaudit.judging.verdicts import HASHED, Status, Verdict
-from precaudit.reports.judgement import NOTHING, not_finite
+from precaudit.judging.verdicts import HASHED, OVERFLOW, Status, Verdict
+from precaudit.reports.judgement import NOTHING, not_finite, overflow_text
 from precaudit.reports.report import Headline
 from precaudit.schema.digits import apart, digits, percent, share_words
 from precaudit.schema.places import LAST, point_text
@@ -110,8 +110,8 @@ def how_bad(v: Verdict) -> str:
     if v.kind == "sums" and not v.why:
         what = "the sum of a row" if v.scope == "token" else "sums of rows"
         return f"{what} of it differs from what its inputs give by {found} × the error of rounding (limit {limit})"
-    if v.metric == "overflow":
-        return f"{v.text}; a token made of it is {percent(value(v.value))} away from FP64"
+    if v.metric == OVERFLOW:
+        return overflow_text(v)
     if v.metric == "lost":
         return f"{value(v.value):,.0f} whole numbers are stored as others: its format does not have them"
     if v.kind in ("state", "policy") and v.metric == "mismatched":

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from precaudit.judging.baselines import Drift
 from precaudit.judging.judgement import Judgement
-from precaudit.judging.verdicts import Verdict
-from precaudit.schema.digits import beside, digits, ratio, share_words
+from precaudit.judging.verdicts import OVERFLOW, Verdict
+from precaudit.schema.digits import beside, digits, percent, ratio, share_words
 from precaudit.schema.places import LAST
 from precaudit.schema.records.base import value
 
@@ -81,6 +81,11 @@ def not_finite(v: Verdict) -> str:
     return f"{n:,.0f} {one if n == 1 else many} NaN or infinite" + (" values" if v.kind == "sums" else "")
 
 
+def overflow_text(v: Verdict) -> str:
+    """Return which operation overflows, and what that makes of a token."""
+    return f"{v.text}; a token made of it is {percent(value(v.value))} away from FP64"
+
+
 def verdict_message(v: Verdict) -> str:
     """Return what, where, how bad against what, and the worst place with both values."""
     where = place_text_of(v)
@@ -90,6 +95,8 @@ def verdict_message(v: Verdict) -> str:
     if v.metric == "nonfinite":
         text += f" {v.text};" if v.text else ""
         text += f" {not_finite(v)}"
+    elif v.metric == OVERFLOW:
+        text += f" {overflow_text(v)}, limit {percent(value(v.limit))}"
     elif v.metric and v.value is not None and v.limit is not None:
         at = f" at {_at(v)}" if v.scope else ""
         text += f" {v.metric} {digits(v.value)}{at}, limit {digits(v.limit)}"
@@ -100,7 +107,7 @@ def verdict_message(v: Verdict) -> str:
         text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"
     return (
         text
-        + (f"{_before_words(v)} {v.text}" if v.text and v.metric != "nonfinite" else "")
+        + (f"{_before_words(v)} {v.text}" if v.text and v.metric not in ("nonfinite", OVERFLOW) else "")
         + (f" (budget: {v.why})" if v.why else "")
     )
 

@@ -1,5 +1,7 @@
 """What changed a program's outputs, and what its lines gain in float32: against the program edited so, and run."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
 from precaudit.cli import run as command
+from precaudit.diagnosis.evidence import raised_lines
 from precaudit.diagnosis.evidence.effects import Effects
-from precaudit.diagnosis.evidence.raised_lines import is_worth_a_word
+from precaudit.diagnosis.evidence.raised_lines import OutputDistance, is_worth_a_word
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed, diagnose_program
 from precaudit.errors import UserError
@@ -452,7 +455,10 @@ def test_a_pair_of_conversions_that_is_kept_is_a_line_to_raise(tmp_path):
     program = precaudit.Program(call, p, {"a": (jnp.asarray(draw((4, 32)), jnp.float32),)}, outputs="logits")
     run = precaudit.trace(program, tmp_path / "run")
     precaudit.compare(run, program=program)
-    (line,) = diagnose_program(run, program, objective="margin").effects.lines
+    found = diagnose_program(run, program, objective="margin")
+    (told,) = [x for x in said_of(found) if x.startswith("To change")]
+    assert told.endswith(" with the only line that rounds to less in float32")
+    (line,) = found.effects.lines
     assert line.text == ("h = h.astype(jnp.bfloat16).astype(jnp.float32)",)
     assert line.gain > 0.9
     assert 0.3 < line.size[0] / line.real < 3
@@ -476,3 +482,23 @@ def test_lines_that_make_an_output_finite_are_named(tmp_path):
     (told,) = [x for x in said if x.startswith("To change")]
     finite = "as its equations round it is not finite; it is with all 4 lines that round to less in float32"
     assert told == f"To change: unknown: {finite}"
+
+
+def test_where_no_emulation_is_as_far_off_as_the_program_the_farthest_is_taken(monkeypatch):
+    """Of three ways, each a tenth of what the program was."""
+    sizes = iter((0.1, 0.3, 0.2))
+    made = []
+
+    class Tried:
+        def __init__(self):
+            made.append(self)
+            self.sizes, self.real, self.size = {"line": 1}, 4.0, next(sizes)
+
+        def measure(self, *_):
+            return OutputDistance(np.full(2, self.size), 0)
+
+    monkeypatch.setattr(raised_lines, "replace", lambda last, **_: last)
+    monkeypatch.setattr(raised_lines.Trial, "of", lambda *_: Tried())
+    last = SimpleNamespace(opened=SimpleNamespace(record=SimpleNamespace(cases=("a",))))
+    trial, before = raised_lines._trial_as_it_ran(last, None)
+    assert (len(made), trial, before.size) == (3, made[1], 0.3)

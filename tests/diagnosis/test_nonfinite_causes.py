@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose_program
@@ -134,3 +135,33 @@ def test_a_row_that_a_mask_leaves_nothing_of_is_no_matter_of_formats(tmp_path):
     assert headline(judged, "run").text.endswith(f": {says}; 8 elements are NaN or infinite.")
     (found,) = diagnose_program(opened, program).findings
     assert (found.kind, found.cause, found.says) == ("semantics", "invalid", says)
+
+
+def test_nan_in_an_input_is_said_of_it(tmp_path):
+    """An infinite one is a mask, of which nothing is said."""
+    x = np.array(X)
+    x[1, 2], mask = np.nan, jnp.full((4, 8), -jnp.inf, HALF)
+    program = Program(lambda w, x, mask: (x @ w) + mask, W, {"a": (jnp.asarray(x), mask)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    assert [note for note in opened.record.warnings if note.startswith("inputs")] == ["inputs: 0 of case a holds 1 NaN"]
+    compare_program(opened, program)
+    assert "inputs: 0 of case a holds 1 NaN" in gate(opened.folder).notes
+
+
+def test_an_overflow_in_a_function_of_jax_is_at_the_line_that_calls_it(tmp_path):
+    """JAX keeps no line of the user's inside of its own jitted functions; here a tap of the user's is beside it."""
+
+    def call(w, x):
+        def layer(h, scale):
+            total = jnp.cumsum(h * scale, axis=0)
+            return checkpoint_name(h + total * HALF(0), "h"), None
+
+        return jax.lax.scan(layer, x, jnp.asarray([1, 6e4], HALF))[0] @ w
+
+    program = Program(call, W, {"a": (jnp.abs(X) + 1,)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    compare_program(opened, program)
+    line = call.__code__.co_firstlineno + 2
+    told = [v.text for v in gate(opened.folder).verdicts if v.metric == "nonfinite" and v.text]
+    assert told
+    assert all(f" at {FILE}:{line}" in x for x in told)

@@ -8,6 +8,8 @@ import pytest
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.recording.dumps.of_model import write_as_run
 from precaudit.recording.runs.kinds import kind_of, tag_of
 from precaudit.recording.runs.programs import open_program_run
 from precaudit.schema.records.manifests import Manifest
@@ -39,7 +41,7 @@ def test_every_manifest_says_what_the_numbers_depend_on(tmp_path, monkeypatch):
     assert {"python", "precaudit", "jax", "jaxlib", "numpy"} <= held["versions"].keys()
 
 
-def test_programs_of_before_are_read_and_go_on(tmp_path):
+def test_programs_of_before_are_read_and_go_on(tmp_path, monkeypatch):
     precaudit.trace(program(), tmp_path / "a")
     former(tmp_path / "a", "program.json", schema=2)
     assert kind_of(tmp_path / "a") == "program"
@@ -50,6 +52,7 @@ def test_programs_of_before_are_read_and_go_on(tmp_path):
     (tmp_path / "a" / "program.json").write_text(json.dumps(former_run))
     with pytest.raises(UserError, match="was cut off"):
         open_program_run(tmp_path / "a")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")  # of which such a run says nothing
     again = precaudit.trace(program(), tmp_path / "a", resume=True)
     assert again.record.finished
     assert (tmp_path / "a" / "run.json").is_file()
@@ -69,6 +72,8 @@ def test_a_dump_whose_model_is_known_is_of_both_in_one_manifest(tmp_path):
     names = write_dump(tmp_path / "theirs", {"a": fixture_tokens()})
     dump = precaudit.import_dump(tmp_path / "theirs", tmp_path / "dump", names)
     assert (tag_of(dump.folder), kind_of(dump.folder)) == ("dump", "dump")
+    with pytest.raises(UserError, match="is an imported dump, which is whole: choose another -o"):
+        precaudit.trace(program(), dump.folder, resume=True)
     with pytest.raises(UserError, match="was imported; compare it with FP64 of a model"):
         precaudit.recording.runs.reader.open_run(dump.folder)
     precaudit.compare(dump.folder, model=str(FIXTURES / "llama-gqa"))
@@ -77,6 +82,29 @@ def test_a_dump_whose_model_is_known_is_of_both_in_one_manifest(tmp_path):
     assert known.record.imported == dump.record
     assert known.record.program == "dump"
     assert [p.name for p in dump.folder.glob("*.json")].count("dump.json") == 0
+
+
+def test_a_dump_whose_comparison_is_cut_off_is_a_dump(tmp_path, monkeypatch):
+    names = write_dump(tmp_path / "theirs", {"a": fixture_tokens()})
+    dump = precaudit.import_dump(tmp_path / "theirs", tmp_path / "dump", names)
+    precaudit.compare(dump.folder, model=str(FIXTURES / "llama-gqa"))
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("precaudit.recording.dumps.of_model.write_lines", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_as_run(dump, open_checkpoint(str(FIXTURES / "llama-gqa")), "llama", None)
+    assert (tag_of(dump.folder), kind_of(dump.folder)) == ("dump", "dump")
+
+
+@pytest.mark.parametrize("kind", ["model", "program", "dump"])
+def test_a_manifest_that_is_newer_says_so(kind, tmp_path, capsys):
+    (tmp_path / "run.json").write_text(json.dumps({"kind": kind, "schema": 4}))
+    for words in (["gate"], ["compare"], ["points"]):
+        assert run([*words, str(tmp_path)]) == 2
+        told = "schema 4 is newer than this precaudit reads (3): upgrade precaudit"
+        assert capsys.readouterr().err == f"precaudit: {tmp_path / 'run.json'}: {told}\n", words
 
 
 def test_dumps_of_before_are_read_and_compared(tmp_path):

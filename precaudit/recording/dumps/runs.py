@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import known_hash
-from precaudit.recording.runs.kinds import kind_of, tag_of
+from precaudit.recording.runs.kinds import check_schema, kind_of, tag_of
 from precaudit.recording.runs.positioned import Calls, calls_at, calls_of_tokens
 from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import POINTS
@@ -84,6 +84,7 @@ def open_imported(folder: Path | str) -> Imported:
 def _read(folder: Path) -> DumpRun:
     """Return what a manifest says of a dump, also where it says whose weights made it."""
     former, path = folder / "dump.json", folder / MANIFEST
+    check_schema(path)
     if former.is_file():
         return read_record(former, DumpRun, "an imported run")
     if tag_of(folder) == "dump":

@@ -235,16 +235,32 @@ def _case(
     return found
 
 
-def _not_finite(program: Program) -> tuple[str, ...]:
-    """Return a note of the first parameter that holds NaN or infinity, and how many do; nothing where none does."""
-    off, count = [], jax.jit(lambda x: (~jnp.isfinite(x)).sum())
-    for path, x in jax.tree_util.tree_flatten_with_path(program.params)[0]:
-        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
-            continue
+def _not_finite(program: Program) -> Iterator[str]:
+    """Yield a note of the first parameter that holds NaN or infinity and how many do, and one of NaN in inputs.
+
+    Nothing is said of infinite inputs, which masks are.
+    """
+    count, nans = jax.jit(lambda x: (~jnp.isfinite(x)).sum()), jax.jit(lambda x: jnp.isnan(x).sum())
+    off = []
+    for path, x in _floats_of(program.params):
         if n := count_nonfinite(np.asarray(x)) if _lies_here(x) else int(count(x)):  # NumPy compiles nothing
             off.append(f"{jax.tree_util.keystr(path, simple=True, separator='/')} holds {n} that are NaN or infinite")
-    more = f", and {len(off) - 1} more parameters hold some" if len(off) > 1 else ""
-    return (f"parameters: {off[0]}{more}",) if off else ()
+    if off:
+        yield f"parameters: {off[0]}{f', and {len(off) - 1} more parameters hold some' if len(off) > 1 else ''}"
+    off = []
+    for case, inputs in program.cases.items():
+        for path, x in _floats_of(inputs):
+            if n := int(np.isnan(np.asarray(x)).sum()) if _lies_here(x) else int(nans(x)):
+                off.append(f"{jax.tree_util.keystr(path, simple=True, separator='/')} of case {case} holds {n} NaN")
+    if off:
+        yield f"inputs: {off[0]}{f', and {len(off) - 1} more inputs hold some' if len(off) > 1 else ''}"
+
+
+def _floats_of(tree: object) -> Iterator[tuple[Any, Any]]:
+    """Yield the arrays of floats in a tree, each with its path."""
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating):
+            yield path, x
 
 
 def _lies_here(x: object) -> bool:

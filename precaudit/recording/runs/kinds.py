@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.schema.records.manifests import MANIFEST, Manifest
+from precaudit.schema.records.manifests import MANIFEST, SCHEMA, Manifest
 from precaudit.writing import write_whole
 
 Kind = Literal["model", "program", "dump"]
@@ -24,6 +24,7 @@ class _Ours(msgspec.Struct, frozen=True):
 
 
 class _Said(msgspec.Struct, frozen=True):
+    schema: int = 0
     kind: str = "model"
     imported: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -51,6 +52,12 @@ def kind_of(folder: Path | str) -> Kind | None:
     if tag == "model" and (bytes(_read(path / MANIFEST).imported) != b"null" or (path / "dump.json").is_file()):
         return "dump"
     return tag
+
+
+def check_schema(path: Path) -> None:
+    """Raise UserError for a manifest that is newer than what is read here."""
+    if (schema := _read(path).schema) > SCHEMA:
+        raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
 
 
 def check_ours(folder: Path) -> None:

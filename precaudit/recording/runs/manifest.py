@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.kinds import check_schema
 from precaudit.schema.coverage import config_of
 from precaudit.schema.policies import KEYS, Policy, apply_settings, complete_policy
-from precaudit.schema.records.manifests import SCHEMA
 from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 from precaudit.schema.selection import parse_points
 
@@ -23,8 +23,7 @@ def read_manifest(path: Path) -> RunRecord:
         raise UserError(f"{path}: not a run manifest") from None
     if type(schema) is not int or schema < 1:
         raise UserError(f"{path}: not a run manifest: schema is {schema!r}")
-    if schema > SCHEMA:
-        raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
+    check_schema(path)
     try:
         record = msgspec.convert(raw, RunRecord)
         config = config_of(record.model.config)

@@ -12,7 +12,7 @@ from precaudit.errors import UserError
 from precaudit.recording.runs.arrays import is_file, stored_arrays
 from precaudit.recording.runs.folders import NO_TENSORS
 from precaudit.recording.runs.hashes import known_hash
-from precaudit.recording.runs.kinds import kind_of, manifest_of
+from precaudit.recording.runs.kinds import check_schema, kind_of, manifest_of
 from precaudit.recording.runs.shards import missing_shards
 from precaudit.recording.watching.records import WatchedCommand
 from precaudit.schema.brief import Brief
@@ -265,6 +265,7 @@ def open_program_run(folder: Path | str, sketched: bool = False, partial: bool =
     ``partial``: of one that was cut off, open the cases that it holds whole.
     """
     path = manifest_of(folder)
+    check_schema(path)
     record = read_record(path, ProgramRun, "a program's run")
     noted = {n.case for n in record.neutrality}  # written after the last file of a case
     there = tuple(takewhile(noted.__contains__, record.cases))

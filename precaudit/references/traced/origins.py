@@ -86,7 +86,7 @@ class OfCall:
         """Return an overflow that a point's finite values are made of: a quotient by it is 0, as by infinity.
 
         Followed back are operands up to such a quotient, and not through a selection, whose other branch is no matter.
-        Of operations that FP64 makes finite the first in the program is told.
+        The first in the program is told.
         """
         at, found = _at(p, step), set[int]()
         seen, new = set[int](), set(self.rounded.taps.get(p.name, ()))
@@ -97,10 +97,8 @@ class OfCall:
             for n in (n for n in through if self.rounded.operations[n].primitive in QUOTIENTS):
                 found |= self._bad_sources(set(self.rounded.read.get(n, ())), at)
             new = {m for n in through for m in self.rounded.read.get(n, ())} - seen
-        for n in sorted(found):
-            if self._count_of(n, at).over and not _of_step(self.exact, n, at).nonfinite:
-                return Origin(overflow_text(self.rounded.operations[n], self._count_of(n, at)))
-        return None
+        over = [n for n in sorted(found) if self._count_of(n, at).over]
+        return Origin(overflow_text(self.rounded.operations[over[0]], self._count_of(over[0], at))) if over else None
 
     @cached_property
     def rounded(self) -> Watched:

@@ -13,6 +13,7 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.references.comparison.programs import compare_program
 from precaudit.references.traced.infinities import as_decided
 from precaudit.reports.headline import how_bad
+from precaudit.reports.judgement import verdict_message
 from precaudit.schema.limits.checks import farthest_token
 
 INF = np.inf
@@ -85,8 +86,10 @@ def test_an_overflow_that_a_quotient_takes_away_fails_at_its_line(tmp_path):
     (v,) = [v for v in judged.verdicts if v.status == "fail"]
     assert v.metric == "overflow"
     assert "exceeds float16's 65504 at test_decided_infinities.py:" in v.text
-    told = how_bad(v)
-    assert told == f"{v.text}; a token made of it is 100 % away from FP64"
+    told = f"{v.text}; a token made of it is 100 % away from FP64"
+    assert how_bad(v) == told
+    assert verdict_message(v).partition("[local] ")[2].startswith(f"{told}, limit 50 %; error 1, ")
+    assert verdict_message(v).count("overflow") == 1
     (found,) = precaudit.diagnose(tmp_path / "300.0", program=program).findings
     assert (found.kind, found.cause, found.says) == ("format", "overflow", v.text)
 
@@ -105,16 +108,32 @@ def test_a_small_gate_that_is_nothing_in_float16_passes(tmp_path):
     assert gate(run).exit_code == 0
 
 
-def test_what_a_selection_does_not_take_is_no_overflow_of_a_value(tmp_path):
-    """softplus in float16, whose exponential overflows where it is not taken, less what it nearly is."""
+def selected(a):
+    """Return softplus, whose exponential overflows where it is not taken."""
+    return jnp.where(a > 8, a, jnp.log1p(jnp.exp(a)))
+
+
+def divided(a):
+    """Return the same by a quotient by what overflows, which is not taken either."""
+    return jnp.where(a > 8, a, a + jnp.log1p(1 / jnp.exp(a)))
+
+
+def vanishing(a):
+    """Return softplus of what is less than 8, with an exponential that is 0, too, where its square overflows."""
+    return jnp.log1p(jnp.exp(jnp.minimum(a, 8))) + jnp.exp(-jnp.square(a * 30))
+
+
+@pytest.mark.parametrize("soft", [selected, divided, vanishing])
+def test_what_is_no_part_of_a_value_is_no_overflow_of_it(soft, tmp_path):
+    """In float16, less what it nearly is: a token is far off by rounding alone."""
 
     def call(p, a):
-        soft = jnp.where(a > 8, a, jnp.log1p(jnp.exp(a)))
-        return (soft - p) / (1 + jnp.abs(a))
+        return (soft(a) - p) / (1 + jnp.abs(a))
 
     draw = np.random.default_rng(1).standard_normal((4, 8))
     a = jnp.asarray(np.where(np.arange(4)[:, None] == 0, 12.0, draw), jnp.float16)
-    exact = np.where(a > 8, a, np.log1p(np.exp(np.asarray(a, np.float64))))
+    with jax.enable_x64(True):
+        exact = np.asarray(soft(jnp.asarray(a, jnp.float64)))
     program = Program(call, jnp.asarray(exact, jnp.float16), {"a": (a,)}, outputs="y")
     run = trace_program(program, tmp_path / "run").folder
     errors = compare_program(run, program)

@@ -67,6 +67,11 @@ def test_the_reads_are_found_in_a_program_of_many(tmp_path, monkeypatch):
     e, _ = judged(tmp_path, 24, by_hand, call=call)
     assert e.elided == {EQUATIONS: EXCESS_PRECISION}
     assert e.unexplained.u == 0
+    for name, limit in {"MOST_READS": 2, "READS": 12}.items():  # of the point's own, and of the program's
+        with monkeypatch.context() as patched:
+            patched.setattr(excess_precision, name, limit)
+            e, _ = judged(tmp_path / name, 24, by_hand, call=call)
+        assert EXCESS_PRECISION not in (e.elided or {}).values()
 
 
 def test_points_are_searched_until_some_do_not_close(tmp_path, monkeypatch):
