@@ -199,7 +199,7 @@ def dtypes(frame):
 def test_columns_are_the_same_whatever_the_values(honest, faulty, own):
     empty = dtypes(replace(honest, errors=[]).frame())
     assert list(empty) == [c.name for c in ERRORS]
-    assert set(empty.values()) == {"string", "Int64", "float64"}
+    assert set(empty.values()) == {"string", "Int64", "float64", "boolean"}
     for found in (honest, faulty, precaudit.compare(own, program(HOSTILE, "b"))):
         assert dtypes(found.frame()) == empty
     lone = [e for e in honest.errors if e.layer is None]
