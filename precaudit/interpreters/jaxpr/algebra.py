@@ -125,6 +125,8 @@ class Algebra:
                 return Source("shifted", (inputs[0], -inputs[1])) if constant[1] else None
             rest, fixed = inputs if constant[1] else (inputs[1], inputs[0])
             return Source("scaled" if name == "mul" else "shifted", (rest, fixed))
+        if name == "pow":  # XLA converts an exponent that is a whole number to the base's format first
+            return Source(name, (inputs[0], jnp.asarray(inputs[1], jnp.result_type(inputs[0]))))
         return Source(name, tuple(inputs)) if name in INVERSES or name == "mul" else None
 
     def by_inverse(self, equation: jex.JaxprEqn) -> bool:

@@ -43,6 +43,8 @@ FORMS = {
     "a power of two": lambda x, v, w: jnp.exp2(v),
     "a power of two, scaled": lambda x, v, w: jnp.exp2(v * np.float16(0.3)),
     "an exponential minus one": lambda x, v, w: jnp.expm1((v - 1) / 2),
+    "a power that is a whole number": lambda x, v, w: x / lax.pow(v, lax.convert_element_type(x + x, np.int32)),
+    "powers of whole numbers moved": lambda x, v, w: x / lax.pow(v[:, 0], jnp.arange(64) % 5)[:, None],
     "a denominator": lambda x, v, w: x / (1 + jnp.exp(-v)),
     "a denominator moved": lambda x, v, w: x / jnp.sqrt(v[:, 0] * w[:, 0])[:, None],
 }
