@@ -116,7 +116,7 @@ def _end(watch: Watch, recorder: Recorder, code: int) -> list[str]:
         elif f.kept:
             numbers = ", ".join(str(k.number) for k in f.kept)
             waiting.append(f"{f.name}: call{'' if len(f.kept) == 1 else 's'} {numbers}")
-    watch.take_out(sys.modules["jax"])
+    watch.take_out()
     recorder.compare()
     lost = [f"the script ended with exit code {code}: not recorded was {x}" for x in waiting]
     return [*recorder.notes, *lost]

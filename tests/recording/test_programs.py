@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.ad_checkpoint
@@ -935,3 +936,37 @@ def test_what_is_not_a_number_in_both_outputs_is_alike():
     assert outputs_apart(x, np.array([1.0, np.nan, 0.0, -np.inf], np.float32)) == np.inf
     one = np.float32(1.0)
     assert np.isnan(outputs_apart((one, np.float32(np.nan)), (one + 1, one)))
+
+
+class Result(NamedTuple):
+    cache: jax.Array
+    logits: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Fields:
+    logits: jax.Array
+    loss: jax.Array
+
+
+RESULTS = {
+    "a dict": lambda x: {"loss": x.sum(), "logits": x, "aux": {"n": x[0]}},
+    "a named tuple": lambda x: Result(x[0], x),
+    "a dataclass": lambda x: Fields(x, x.sum()),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_outputs_are_named_by_keys_and_fields(name, tmp_path):
+    program = Program(lambda p, x: RESULTS[name](x @ p), jnp.eye(3), {"a": (jnp.ones((2, 3)),)}, outputs="logits")
+    opened = trace_program(program, tmp_path / "run")
+    assert [(p.name, p.shape) for p in opened.record.outputs] == [("outputs.logits", (2, 3))]
+
+
+def test_outputs_that_are_no_keys_are_named_in_order(tmp_path):
+    """What is no key names the whole: it is no array, and not recorded."""
+    program = Program(lambda p, x: {"h": x @ p}, jnp.eye(3), {"a": (jnp.ones((2, 3)),)}, outputs="out")
+    assert not trace_program(program, tmp_path / "run").record.outputs
+    with pytest.raises(UserError, match="names 2 results, call returns 1"):
+        points(Program(program.call, program.params, program.cases, outputs=("h", "other")))

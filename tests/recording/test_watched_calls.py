@@ -6,13 +6,14 @@ import inspect
 import threading
 
 import jax
+import jax.experimental.pjit
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from precaudit.errors import CannotJudge
 from precaudit.recording.programs.tracing import trace_program
-from precaudit.recording.watching.calls import LOWERED, Picked, Watch, sequences, shapes_text
+from precaudit.recording.watching.calls import LOWERED, Jitted, Picked, Watch, sequences, shapes_text
 from precaudit.recording.watching.programs import program_of_calls, roles_of
 
 
@@ -30,7 +31,7 @@ def watching():
 
     yield begin
     for watch in begun:
-        watch.take_out(jax)
+        watch.take_out()
 
 
 def one(watch, name):
@@ -201,6 +202,17 @@ def test_pmap_is_named_as_not_recorded(watching):
     assert (watch.functions[-1].calls, watch.functions[-1].unseen) == (1, ["pmap: counted, not recorded"])
 
 
+def test_pjit_is_jit_by_its_former_name(watching):
+    watch = watching()
+    before = jax.experimental.pjit
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    double = before.pjit(lambda x: x * 2, device, out_shardings=device)
+    assert double(jnp.ones(2)).tolist() == [2, 2]
+    assert (watch.functions[-1].name, watch.functions[-1].calls) == ("<lambda>", 1)
+    watch.take_out()
+    assert not isinstance(before.pjit(jnp.sin), Jitted)
+
+
 def test_a_number_that_is_handed_on_is_state_by_identity(watching):
     """Two numbers may be equal by chance; the very output of the call before is not."""
     watch = watching("step", calls=(0, 1, 2))
@@ -219,7 +231,7 @@ def test_what_is_called_when_the_script_has_ended_is_not_counted(watching):
     watch = watching()
     f = jax.jit(lambda x: x + 1)
     f(jnp.ones(2))
-    watch.take_out(jax)
+    watch.take_out()
     f(jnp.ones(2))
     assert watch.functions[-1].calls == 1
 

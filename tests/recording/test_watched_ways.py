@@ -30,13 +30,13 @@ def watched():
         finally:
             for f in found.functions:
                 found.hand_over(f, ended=True)
-            found.take_out(jax)
+            found.take_out()
         return found, groups
 
     with jax.numpy_dtype_promotion("standard"):
         yield watch
     for one in put:
-        assert one.jax.jit is one.original["jit"]
+        assert one.jax.jit is one.original[jax, "jit"]
 
 
 def counts(watch):
@@ -271,7 +271,7 @@ def test_a_group_is_handed_over_when_the_last_of_it_has_ended(watched):
     for i in range(5):
         f(X)
         at.append((i, len(groups)))
-    put.take_out(jax)
+    put.take_out()
     assert at == [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2)]
     _, of_all = watched(loop, name="f", calls=(1, LAST))
     assert [[k.number for k in group] for _, group in of_all] == [[1], [4]]
@@ -295,5 +295,5 @@ def test_what_is_jitted_while_calls_are_recorded_is_not_the_scripts():
     put = Watch(Picked(name="f"), lambda *_: jax.jit(lambda x: x + 1)(X))
     put.put_into(jax)
     jax.jit(named)(X)
-    put.take_out(jax)
+    put.take_out()
     assert counts(put) == {"f": 1}

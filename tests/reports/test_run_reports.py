@@ -16,6 +16,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from precaudit.cli import run as cli
+from precaudit.diagnosis.evidence.records import Shares
 from precaudit.judging.gate import gate, judge_found
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.parts import Parts, attention_scores
@@ -23,6 +24,7 @@ from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.compare import CompareOptions, compare
 from precaudit.reports import fitting
 from precaudit.reports.comparison import comparison_page, comparison_report
+from precaudit.reports.diagnosis import shares_text
 from precaudit.reports.differences import difference_sentences, difference_verdict
 from precaudit.reports.headline import headline
 from precaudit.reports.pages import as_markdown
@@ -362,3 +364,19 @@ def test_tokens_of_a_model_that_is_not_here_are_ids(runs):
     model = msgspec.structs.replace(run.record.model, reference="/no/such")
     assert quote_tokens(run, [5])
     assert quote_tokens(replace(run, record=msgspec.structs.replace(run.record, model=model)), [5]) == {}
+
+
+@pytest.mark.parametrize(
+    ("objective", "fp64", "says"),
+    [
+        ("distance", 0.0, "the distance from FP64 of a is 0.25; "),
+        ("kl", 0.0, "the KL from FP64 of a is 0.25; "),
+        ("margin", 0.0, "the top-1 margin of a is 0 in FP64 and changed by 0.25; "),
+        ("kl", 0.5, "the KL from FP64 of a is 0.5 in FP64 and changed by 0.25; "),
+    ],
+)
+def test_a_distance_that_is_0_in_fp64_is_a_distance_and_no_change(objective, fp64, says):
+    told = Shares(
+        run="", prompt="a", objective=objective, fp64=fp64, change=0.25, explained=0.25, absolute=1, shares=()
+    )
+    assert shares_text(told).startswith(says)

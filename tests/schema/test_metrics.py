@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from precaudit.schema.metrics.logits import kl, total_variation
+from precaudit.schema.metrics.logits import distribution, expected_kl, is_distribution, kl, roundoff_kl, total_variation
 from precaudit.schema.metrics.sizes import canonical, explained_share, sizes
 
 
@@ -108,3 +108,35 @@ def test_kl_of_two_bernoullis():
     p, q = np.log([0.25, 0.75]), np.log([0.5, 0.5])
     assert kl(p, q + 7.0) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
     assert np.isnan(kl(np.array([np.nan, 0.0]), q))
+
+
+def test_tokens_that_cannot_be_are_left_out_of_a_softmax():
+    """−∞ in both is a token that is not there: all numbers are those of the others alone."""
+    rng = np.random.default_rng(0)
+    exact, off = rng.normal(size=(3, 40)), 1e-3 * rng.normal(size=(5, 40))
+    made = exact + off[:3]
+    wide = [np.concatenate([np.full((3, 3), -np.inf), x, np.full((3, 8), -np.inf)], 1) for x in (exact, made)]
+    for i in range(3):
+        assert kl(wide[0][i], wide[1][i]) == pytest.approx(kl(exact[i], made[i]), rel=1e-12)
+        assert total_variation(wide[0][i], wide[1][i]) == pytest.approx(total_variation(exact[i], made[i]), rel=1e-12)
+    assert roundoff_kl(wide[0]) == pytest.approx(roundoff_kl(exact))
+    errors = np.pad(off, ((0, 0), (3, 8)))
+    assert expected_kl(wide[0], [errors]) == pytest.approx(expected_kl(exact, [off]), rel=1e-12)
+    found, alone = (distribution(y, x, np.arange(3), None) for x, y in (wide, (exact, made)))
+    assert (found.kl, found.top1, found.rank, found.gap) == pytest.approx((alone.kl, alone.top1, alone.rank, alone.gap))
+
+
+def test_a_token_that_is_possible_in_one_alone():
+    """Where q is 0 and p is not, KL(p ‖ q) is infinite; where p is 0 alone, it is finite: of p = (1, 0) −log q₁."""
+    p, q = np.log([0.5, 0.25, 0.25]), np.array([np.log(2 / 3), np.log(1 / 3), -np.inf])
+    assert kl(p, q) == np.inf
+    assert kl(np.array([0.0, -np.inf]), np.log([0.9, 0.1])) == pytest.approx(-np.log(0.9), rel=1e-12)
+    assert np.isnan(kl(p, np.array([np.nan, 0, 0])))
+
+
+@pytest.mark.parametrize(
+    ("row", "has"),
+    [([0, -np.inf], True), ([-np.inf] * 2, False), ([0, np.nan], False), ([0, np.inf], False), ([], False)],
+)
+def test_which_rows_have_a_softmax(row, has):
+    assert is_distribution(np.asarray(row, float)) is has

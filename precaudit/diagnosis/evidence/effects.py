@@ -102,8 +102,8 @@ def _output_shares(last: Last, case: str, objective: str, exactly: Any, compiled
         return unknown_shares(case, "some layers were not recorded; trace without --layers", objective)
     recorded = last.recorded_output(case)
     values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
-    if not all(np.isfinite(x).all() for x in (recorded, *map(widen, values.values()))):
-        return unknown_shares(case, "values that were recorded are not finite", objective)
+    if any(np.isnan(x).any() for x in (recorded, *map(widen, values.values()))):
+        return unknown_shares(case, "values that were recorded are NaN", objective)
     steps = {p.name: prod(p.stacked) for p in last.opened.record.points if p.stacked and p.name in values}
     given = (last.program.params, *last.inputs(case))
     row, goal = None, _along(recorded.reshape(-1))

@@ -13,7 +13,7 @@ from precaudit.references.comparison.prefill_decode import NEAR, logits_of
 from precaudit.references.textbook.whole import sequence_of
 from precaudit.schema.digits import digits
 from precaudit.schema.graphs.decoder import LOGITS
-from precaudit.schema.metrics.logits import top_ids
+from precaudit.schema.metrics.logits import is_distribution, top_ids
 from precaudit.schema.selection import PHASES
 
 TOP = (1, 5)
@@ -65,7 +65,7 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
                 count += 1
                 decoded[prompt] += s.phase == "decode"
                 exact = np.asarray(reference[int(np.searchsorted(rows, s.position))], np.float64)
-                if not (np.isfinite(candidate).all() and np.isfinite(exact).all()):
+                if not (is_distribution(candidate) and is_distribution(exact)):
                     nonfinite += 1
                     continue
                 for k, came, fell, apart in exchanged_tokens(candidate, exact):

@@ -18,7 +18,7 @@ from precaudit.progress import Advance
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.kinds import manifest_of
 from precaudit.references.traced.forward import NotChained, effort, small
-from precaudit.schema.metrics.logits import kl, top_ids
+from precaudit.schema.metrics.logits import is_distribution, kl, top_ids
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number, value
 
@@ -196,9 +196,14 @@ def is_worth_a_word(r: LineRemedy) -> bool:
 
 
 def _distance(exact: Array, made: Array, distributions: bool) -> tuple[float, int]:
-    """Return how far rows [R, N] are from FP64's, and top-1 flips; the mean is of rows that are finite."""
+    """Return how far rows [R, N] are from FP64's, and top-1 flips: of rows that have a softmax there.
+
+    Infinite where one of these has none as it is made.
+    """
     if not distributions:
         return ratio(norm(made - exact), norm(exact)), 0
-    each = [kl(e, m) for e, m in zip(exact, made, strict=True) if np.isfinite(e).all() and np.isfinite(m).all()]
-    flips = sum(int(top_ids(e, 1)[0] != top_ids(m, 1)[0]) for e, m in zip(exact, made, strict=True))
-    return float(np.mean(each)) if each else 0.0, flips
+    known = [(e, m) for e, m in zip(exact, made, strict=True) if is_distribution(e)]
+    if not all(is_distribution(m) for _, m in known):
+        return float("inf"), 0
+    flips = sum(int(top_ids(e, 1)[0] != top_ids(m, 1)[0]) for e, m in known)
+    return float(np.mean([kl(e, m) for e, m in known])) if known else 0.0, flips

@@ -17,6 +17,7 @@ from precaudit.recording.tracing.shadowed import exact_tables
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import bucket
+from precaudit.schema.metrics.logits import is_distribution
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.records.base import json_number
 
@@ -42,7 +43,7 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     if candidate is None or lacking:
         why = f"shares need every operation of prefill ({lacking[0] if lacking else LOGITS} is not whole): --points all"
         return unknown_shares(prompt, why, objective)
-    if not np.isfinite(widen(candidate)[-1]).all():
+    if not is_distribution(widen(candidate)[-1]):
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
         program, args = prefill_to_logits(subject, tokens, np.full((1, n), n))
@@ -125,7 +126,8 @@ def split_change(
     errors = compiled(lambda planted_values, *a: planted({**planted_values, **held}, *a)[1])(values, *args)
     values.clear()
     exact = np.asarray(compiled(lambda *a: add({}, *a)[0] if held else shadow(program, lift)(*a))(*args))
-    own = recorded - np.asarray(compiled(add)(errors, *args)[0])
+    made = np.asarray(compiled(add)(errors, *args)[0])
+    own = np.subtract(recorded, made, out=np.zeros_like(made), where=recorded != made)  # equal infinities are no error
     number_of = goal(exact)
 
     def each(d: Any, e: jax.Array, *a: Any) -> Any:
@@ -225,7 +227,12 @@ def goal_of(name: str, exact: Any) -> Goal:
         chosen = int(token) if token else int(order[0])
         return lambda logits: jax.nn.log_softmax(jnp.asarray(logits))[chosen]
     log_p = jax.nn.log_softmax(jnp.asarray(exact))
-    return lambda logits: jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(jnp.asarray(logits))))
+
+    def divergence(logits: Any) -> Any:
+        d = log_p - jax.nn.log_softmax(jnp.asarray(logits))
+        return jnp.sum(jnp.exp(log_p) * jnp.where(jnp.isneginf(log_p), 0.0, d))  # a token that cannot be adds nothing
+
+    return divergence
 
 
 def _stack_rows(recorded: Recorded, prompt: str, point: str, layers: int, n: int) -> Array | None:

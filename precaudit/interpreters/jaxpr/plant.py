@@ -39,10 +39,10 @@ def plant(
     ``values`` maps a tap's name, as ``reap`` gives it (``name#1`` of a name met again), to an array: [steps of each
     scan it is in, outermost first, …], or the tap's own shape outside scans. A tap of a cond is planted where its
     branch is taken; ``name@taken`` is not read. ``force`` overwrites a tap and gives ``errors[name]`` = planted −
-    computed, FP64 in the shape of ``values``: what this operation alone added, 0 where a branch was not taken. ``add``
-    adds to it, so that a gradient by ``values`` is one by every tap, and gives no errors; scan bodies are computed
-    again in the backward pass. What a loop decided (taps named ``@…``, of ``tagged``) is overwritten in both and has no
-    errors. Under ``jax.enable_x64(True)``.
+    computed, FP64 in the shape of ``values``: what this operation alone added, 0 where a branch was not taken and where
+    both are one infinity. ``add`` adds to it, so that a gradient by ``values`` is one by every tap, and gives no
+    errors; scan bodies are computed again in the backward pass. What a loop decided (taps named ``@…``, of ``tagged``)
+    is overwritten in both and has no errors. Under ``jax.enable_x64(True)``.
 
     Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
     NotImplementedError for a tap inside a primitive that gives it no value of its own, such as a while loop that is not
@@ -185,7 +185,9 @@ class Planted(Shadow):
             return [x + value], [None]
         if self.mode == "read":
             return [self.chosen(value, x)], [x]
-        return [value], [value ^ x if x.dtype == bool else value - x]
+        if x.dtype == bool:
+            return [value], [value ^ x]
+        return [value], [jnp.where(value == x, jnp.zeros_like(x), value - x)]  # equal infinities are no error
 
     def chosen(self, value: jax.Array, x: jax.Array) -> Any:
         """Return the value of a step that has one, else what was computed."""

@@ -49,20 +49,19 @@ class Program(Brief):
 
     ``call(params, *inputs)``: any function ``jax.jit`` takes; arrays in, arrays out. ``params``: a tree of arrays that
     is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. Arrays of 64 bits are rounded to 32, once,
-    as JAX does where 64-bit types are off. ``steps``: calls after the first, each on
-    what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache). ``outputs``: names of what
-    ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
-    error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your own for
-    automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats that it
-    means to compute in, by the name of a policy, its file or itself: what a names map shows is compared with them.
-    ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the reference has its tensors,
-    and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a call's in
-    order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them, [B] or
-    one, or of every one (None: they count on from call to call; a later entry point goes on where the one before
+    as JAX does where 64-bit types are off. ``steps``: calls after the first, each on what ``advance(inputs, outputs)``
+    makes of the one before (a decode loop with its cache). ``outputs``: names of what ``call`` returns: keys or fields
+    of its result, or else in order (one name: its only result); arrays named so are recorded and judged by their
+    forward error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your
+    own for automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats
+    that it means to compute in, by the name of a policy, its file or itself: what a names map shows is compared with
+    them. ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the reference has its
+    tensors, and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a
+    call's in order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them,
+    [B] or one, or of every one (None: they count on from call to call; a later entry point goes on where the one before
     ended, or begins anew where its first call has several rows); ``lengths``: which says how many of a call are each
-    sequence's and no padding,
-    [B], or which they are, [B, T]. ``entry``: what the entry point ``call`` is named; ``then``: the entry points that
-    run after it, by name, each on the state that the one before leaves.
+    sequence's and no padding, [B], or which they are, [B, T]. ``entry``: what the entry point ``call`` is named;
+    ``then``: the entry points that run after it, by name, each on the state that the one before leaves.
 
     Raises UserError for what is none.
 
@@ -146,7 +145,11 @@ class Program(Brief):
         names = _names(self.outputs)
         if not names:
             return {}
-        parts = (out,) if isinstance(self.outputs, str) else tuple(out) if isinstance(out, tuple | list) else (out,)
+        held = _by_name(out)
+        if held.keys() >= set(names):
+            parts = tuple(held[n] for n in names)
+        else:
+            parts = tuple(out) if isinstance(out, tuple | list) and not isinstance(self.outputs, str) else (out,)
         if len(parts) != len(names):
             raise UserError(f"Program: outputs names {len(names)} results, call returns {len(parts)}")
         found = {OUTPUT + n: x for n, x in zip(names, parts, strict=True) if hasattr(x, "dtype")}
@@ -202,6 +205,14 @@ def _check_inputs(of: Program) -> None:
 
 def _names(outputs: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+
+
+def _by_name(out: Any) -> dict[str, Any]:
+    """Return what a result holds by name: a mapping's values, a named tuple's or a dataclass's fields; else nothing."""
+    if isinstance(out, Mapping):
+        return dict(out)
+    names = getattr(out, "_fields", ()) or tuple(getattr(out, "__dataclass_fields__", ()))
+    return {n: getattr(out, n) for n in names}
 
 
 def _floats(x: Any) -> bool:

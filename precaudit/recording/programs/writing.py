@@ -80,9 +80,10 @@ class CallWriter:
         Each reader (``Shards``) reads some of what all wrote, as it lies on the disk.
         """
         hosts, what = self.hosts, f"writing {case}"
-        every, written, self.pending, self.bytes = self.pending, self.bytes, [], 0
+        every, lines, written = self.pending, self.lines, self.bytes
+        self.pending, self.lines, self.bytes = [], [], 0
         if not hosts.several:
-            self._add_lines(self.lines)
+            self._add_lines(lines)
             return {}, written
         self.shards.share(what, [case], written)
         readers = self.shards.readers
@@ -91,8 +92,8 @@ class CallWriter:
             for made in every[hosts.index :: readers]:
                 arrays = read_arrays(self.folder, made.name)
                 own[made.name] = arrays_hash(arrays)
-                self.lines += made.lines(arrays)
-            self.shards.put_lines(self.lines)
+                lines += made.lines(arrays)
+            self.shards.put_lines(lines)
         found, total = dict[str, str](), 0
         for said in hosts.share(what, msgspec.json.encode((own, written)).decode()):
             hashes, nbytes = msgspec.json.decode(said, type=tuple[dict[str, str], int])
@@ -109,7 +110,6 @@ class CallWriter:
         growing = Lines(self.folder / POINTS)
         growing.add(lines)
         growing.close()
-        self.lines = []
 
     def manifest(self, record: ProgramRun) -> None:
         """Write run.json, of several processes the first."""

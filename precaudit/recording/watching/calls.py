@@ -7,7 +7,9 @@ import functools
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +115,7 @@ class Watch:
         self.lock = threading.RLock()
         self.on = True
         self.busy = threading.local()
-        self.original: dict[str, Any] = {}
+        self.original: dict[tuple[Any, str], Any] = {}  # by module and name
         self.jax: Any = None
         self.is_clean: Callable[[], bool] = lambda: True
 
@@ -127,15 +129,19 @@ class Watch:
     def put_into(self, jax: Any) -> None:
         """Wrap what JAX jits with."""
         self.use()
-        self.original = {"jit": jax.jit, "pmap": jax.pmap}
-        jax.jit = self._jit(jax.jit)
-        jax.pmap = self._named_only(jax.pmap, "pmap: counted, not recorded")
+        self.original = {(jax, "jit"): jax.jit, (jax, "pmap"): jax.pmap}
+        with warnings.catch_warnings(action="ignore"), suppress(ImportError):  # deprecated, and in use
+            from jax.experimental import pjit
 
-    def take_out(self, jax: Any) -> None:
+            self.original[pjit, "pjit"] = pjit.pjit
+        for (module, name), f in self.original.items():
+            setattr(module, name, (self._named_only if name == "pmap" else self._jit)(f))
+
+    def take_out(self) -> None:
         """Leave JAX as it was; functions jitted before go on, and are no longer counted."""
         self.on = False
-        for name, original in self.original.items():
-            setattr(jax, name, original)
+        for (module, name), original in self.original.items():
+            setattr(module, name, original)
 
     def is_own(self) -> bool:
         """Whether this thread records calls: what is jitted meanwhile is not the script's."""
@@ -174,19 +180,19 @@ class Watch:
 
     def _jit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def jit(fun: Any = None, /, **how: Any) -> Any:
+        def jit(fun: Any = None, /, *args: Any, **how: Any) -> Any:
             if fun is None:
                 return functools.partial(jit, **how)
-            jitted = original(fun, **how)
+            jitted = original(fun, *args, **how)
             return jitted if self.is_own() else Jitted(jitted, fun, how, self)
 
         return jit
 
-    def _named_only(self, original: Callable[..., Any], why: str) -> Callable[..., Any]:
+    def _named_only(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wrapped(fun: Any, *args: Any, **how: Any) -> Any:
             found = Jitted(original(fun, *args, **how), fun, how, self)
-            found._of.note(why)
+            found._of.note(f"{original.__name__}: counted, not recorded")
             return found
 
         return wrapped
@@ -285,9 +291,7 @@ class Jitted:
         """Note what a call gave, and hand a group that is whole over."""
         of, picked = self._of, self._watch.picked
         leaves, more = self._watch.jax.tree.leaves(out), picked.may_keep_after(number)
-        self._last = leaves if more else []
-        if not more:  # what was copied is of the calls that wait
-            self._copies = {}
+        self._last, self._copies = (leaves, self._copies) if more else ([], {})  # copies are of the calls that wait
         if kept is None:
             return
         kept.outputs = [host_copy(x) for x in leaves]

@@ -13,7 +13,7 @@ from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.whole import Whole
 from precaudit.schema.graphs.decoder import LOGITS
-from precaudit.schema.metrics.logits import kl, top_ids
+from precaudit.schema.metrics.logits import is_distribution, kl, top_ids
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Number, json_number, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
@@ -83,12 +83,14 @@ def compare_views(
     KL of Var(δ)/2 = σ² to second order, whatever the distribution (Kullback 1959, §2.6).
     """
     a, b = views
-    finite = a.finite and b.finite and all(bool(np.isfinite(x).all()) for x in f64)
+    finite = a.finite and b.finite and all(map(is_distribution, f64))
     match = finite and a.top1 == b.top1
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
     if len(f64) == 2:
         best, second = np.argsort(-f64[1], kind="stable")[:2]
-        same = finite and np.allclose(f64[0], f64[1], rtol=0, atol=ONE * float(np.abs(f64[1]).max(initial=0)))
+        same = finite and np.allclose(
+            f64[0], f64[1], rtol=0, atol=ONE * float(np.abs(f64[1][~np.isneginf(f64[1])]).max(initial=0))
+        )
         one = bool(same) or not finite
         other = int(np.argmax(f64[0]))
         each = [({a.top1, other}, f64[0]), ({b.top1, int(best)}, f64[1])]
@@ -132,7 +134,7 @@ def _apart(f64: Array, tokens: set[int]) -> float:
 
 def _largest(x: Any, y: Any) -> float:
     with np.errstate(invalid="ignore"):
-        return float(np.max(np.abs(x - y)))
+        return float(np.max(np.where(x == y, 0.0, np.abs(x - y))))
 
 
 def logits_of(recorded: Recorded, step: StepRecord) -> Array | None:

@@ -19,11 +19,16 @@ PEAKED = 1e-6  # of the probability beside the most likely token; E δ² − (E 
 SMALL = 1e-4  # below, eᵈ − 1 − d is taken from its series: a difference of FP64 numbers has no digits left
 
 
+def is_distribution(logits: Array) -> bool:
+    """Whether a row of logits [V] has a softmax: no NaN, and a largest that is finite. −∞ is a token that cannot be."""
+    return bool(np.isfinite(logits.max(initial=-np.inf)))
+
+
 def kl(p_logits: Array, q_logits: Array) -> float:
     """KL(p ‖ q) in nats between the softmaxes of two logit rows [V]; NaN when either holds NaN.
 
     Σ p (eᵈ − 1 − d) with d = log q − log p: Σ p eᵈ = 1, and no term is negative, where −Σ p d is a difference of large
-    ones.
+    ones. A token of probability 0 in p adds its q.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         p, q = log_softmax(p_logits.astype(np.float64)), log_softmax(q_logits.astype(np.float64))
@@ -31,7 +36,8 @@ def kl(p_logits: Array, q_logits: Array) -> float:
         close = np.exp(p) * np.where(
             np.abs(d) < SMALL, d * d * (0.5 + d / 6 + d * d / 24), np.expm1(np.minimum(d, 1)) - d
         )
-        return float(np.sum(np.where(d > 1, np.exp(q) - np.exp(p) * (1 + d), close)))
+        possible = np.where(d > 1, np.exp(q) - np.exp(p) * (1 + d), close)
+        return float(np.sum(np.where(np.isneginf(p), np.exp(q), possible)))
 
 
 def total_variation(p_logits: Array, q_logits: Array) -> float:
@@ -73,7 +79,7 @@ def expected_kl(logits: Array, errors: Iterable[Array]) -> Array:
 
 def roundoff_kl(logits: Array) -> Array:
     """Return the KL [R] that FP64 itself makes of rows [R, V]: ½ (4 u max|x|)²."""
-    return np.asarray(0.5 * (4 * 2.0**-53 * np.abs(logits).max(axis=-1)) ** 2)
+    return np.asarray(0.5 * (4 * 2.0**-53 * np.abs(np.where(np.isneginf(logits), 0, logits)).max(axis=-1)) ** 2)
 
 
 def top_ids(x: Array, k: int) -> Array:
@@ -98,7 +104,7 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
             rows["kl"].append(kl(r, c))
             rows["tv"].append(total_variation(r, c))
             order_c, order_r = top_ids(c, 50), top_ids(r, 50)
-            finite = bool(np.isfinite(c).all())
+            finite = is_distribution(c)
             for k in (1, 5, 50):
                 same = len(np.intersect1d(order_c[:k], order_r[:k])) if finite else 0
                 rows[f"top{k}"].append(same / min(k, len(c)))
