@@ -62,7 +62,7 @@ def cells(every: bool = False) -> list[Cell]:
     """Return all cells, by kind.
 
     On the last mesh layers attend, in bfloat16, but not a gradient's. ``every``: in float16 too, that gradient's in
-    bfloat16, mistakes on the first mesh, those like others on eight devices, and every form on chips.
+    bfloat16, mistakes on the first mesh, those like others on every mesh, and every form on chips.
     """
 
     def attends(name: str, mesh: str, dtype: str) -> bool:
@@ -72,7 +72,7 @@ def cells(every: bool = False) -> list[Cell]:
     correct = [Cell("correct", n, m, d, attends(n, m, d)) for n in CORRECT for d in FORMATS for m in MESHES]
     names = [*MISTAKES, "gradient not averaged"]
     meshes = [m for m in MESHES if every or m != FIRST]
-    seldom = {("a ring too short", FIRST), *(() if every else ((n, EIGHT) for n in LIKE_OTHERS))}
+    seldom = {("a ring too short", FIRST), *(() if every else ((n, m) for n in LIKE_OTHERS for m in (EIGHT, LAST)))}
     mistakes = [Cell("mistake", n, m) for m in meshes for n in names if (n, m) not in seldom]
     forms = CORRECT if every else FEW
     chips = [Cell("chips", n, m, NARROW, attends(n, m, NARROW)) for m in CHIPS if every or m == FOUR for n in forms]

@@ -369,10 +369,10 @@ def test_tokens_of_a_model_that_is_not_here_are_ids(runs):
 @pytest.mark.parametrize(
     ("objective", "fp64", "says"),
     [
-        ("distance", 0.0, "the distance from FP64 of a is 0.25; "),
-        ("kl", 0.0, "the KL from FP64 of a is 0.25; "),
-        ("margin", 0.0, "the top-1 margin of a is 0 in FP64 and changed by 0.25; "),
-        ("kl", 0.5, "the KL from FP64 of a is 0.5 in FP64 and changed by 0.25; "),
+        ("distance", 0.0, "the distance from FP64 of a is 2.5e-1; "),
+        ("kl", 0.0, "the KL from FP64 of a is 2.5e-1; "),
+        ("margin", 0.0, "the top-1 margin of a is 0 in FP64 and changed by 2.5e-1; "),
+        ("kl", 0.5, "the KL from FP64 of a is 5.0e-1 in FP64 and changed by 2.5e-1; "),
     ],
 )
 def test_a_distance_that_is_0_in_fp64_is_a_distance_and_no_change(objective, fp64, says):

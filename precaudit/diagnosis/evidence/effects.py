@@ -30,7 +30,7 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.kinds import manifest_of
 from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.forward import effort
-from precaudit.schema.metrics.logits import kl
+from precaudit.schema.metrics.logits import is_distribution, kl
 from precaudit.schema.metrics.sizes import norm
 from precaudit.schema.records.base import value
 
@@ -102,8 +102,10 @@ def _output_shares(last: Last, case: str, objective: str, exactly: Any, compiled
         return unknown_shares(case, "some layers were not recorded; trace without --layers", objective)
     recorded = last.recorded_output(case)
     values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
-    if any(np.isnan(x).any() for x in (recorded, *map(widen, values.values()))):
+    if any(np.isnan(widen(x)).any() for x in values.values()):
         return unknown_shares(case, "values that were recorded are NaN", objective)
+    if not (all(map(is_distribution, recorded)) if last.distributions else np.isfinite(recorded).all()):
+        return unknown_shares(case, "the output that was recorded is not finite", objective)
     steps = {p.name: prod(p.stacked) for p in last.opened.record.points if p.stacked and p.name in values}
     given = (last.program.params, *last.inputs(case))
     row, goal = None, _along(recorded.reshape(-1))
