@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from precaudit.recording.programs.program import OUTPUT_LOGITS, NextInputs, Prog
 from precaudit.recording.runs.program_places import compared_places
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.traced.chosen import Choices
+from precaudit.references.traced.decided import Decided
 from precaudit.references.traced.forward import (
     DRAWS,
     MANY,
@@ -56,6 +58,17 @@ class LogitRows(NamedTuple):
         return cls(exact, float(np.mean(each)) if each else 0.0)
 
 
+class Way(NamedTuple):
+    """How chains are run: of how many draws, whether all round ``strictly``, and whether thresholds are ``decided``.
+
+    These go on with what the recorded values decide.
+    """
+
+    strictly: bool = False
+    drawn: int = DRAWS
+    decided: bool = False
+
+
 class Traced:
     """An entry point beside a run of it: compiled once, a call's segments and a case's calls made when first asked for.
 
@@ -81,13 +94,14 @@ class Traced:
         self.segments = Emulations(seen, opened.record.layers, units, opaque, flush, accum)
         self.choices = Choices(seen, opened.record.layers)
         self.chains = Chains(program, seen, units, flush)
+        self._deciding = partial(Decided.of, program, seen, units, flush)
         self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
         self.before, self.exact = before, list[dict[str, Array]]()
         self._call: tuple[str, int] | None = None
         self._locals: dict[tuple[int | None, str], list[Recomputed]] = {}
         self._case: str | None = None
         self._forwards: dict[At, ForwardError] = {}
-        self._ends: dict[tuple[bool, int], list[Ended]] = {}  # whether strictly, and of how many draws
+        self._ends: dict[Way, list[Ended]] = {}
         self.logits: list[LogitRows] = []
 
     def values(self, place: Place) -> Array | None:
@@ -146,19 +160,30 @@ class Traced:
         """Run a case in FP64 and as drawn realisations, unless that was the last one.
 
         These leave out what a compiler may leave unrounded. What is farther off than they are is held against those
-        that round every result, and sums in their own format, as the program declares it.
+        that round every result, and sums in their own format, as the program declares it. What is then is held against
+        those that decide at thresholds as the recorded values do.
         """
         if case == self._case:
             return
         self._case, self.exact, self._ends, self.logits = case, [], {}, []
-        self._forwards = self._calls(case)
-        far = [at for at, e in self._forwards.items() if not _near(e)]
-        if far and self.chains.other:
-            again = self._calls(case, strictly=True)
-            self._forwards |= {at: again[at] for at in far if again[at].unknown is None}
+        self._forwards = self._calls(case, Way())
+        if self._far() and self.chains.other:
+            again = self._calls(case, Way(strictly=True))
+            self._forwards |= {at: again[at] for at in self._far() if again[at].unknown is None}
+        if self._far() and self.decided is not None:
+            again = self._calls(case, Way(self.chains.other, decided=True))
+            self._forwards |= {at: again[at] for at in self._far() if again[at].unknown is None and _near(again[at])}
         if self.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
-            many = self._calls(case, drawn=MANY)  # whether rounding decides of them
+            many = self._calls(case, Way(drawn=MANY))  # whether rounding decides of them
             self._forwards |= {at: many[at] for at in masked}
+
+    def _far(self) -> list[At]:
+        return [at for at, e in self._forwards.items() if not _near(e)]
+
+    @cached_property
+    def decided(self) -> Decided | None:
+        """Chains that go on with what recorded values decide; None where nothing does, or steps were not recorded."""
+        return None if self.opened.record.layers is not None else self._deciding()
 
     def alone(self, case: str) -> list[dict[str, Array]]:
         """Return every call's FP64 values from the first recorded inputs on, as far as FP64 comes."""
@@ -179,26 +204,30 @@ class Traced:
         """Whether many draws are affordable, of the entry points before, too."""
         return self.chains.small and (self.before is None or self.before[0].small)
 
-    def ends(self, case: str, strictly: bool, drawn: int) -> list[Ended]:
+    def ends(self, case: str, way: Way) -> list[Ended]:
         """Return what FP64 and the drawn chains of a case end with; raises NotChained where they do not come there."""
         self._run_chain(case)
-        if (strictly, drawn) not in self._ends:
-            self._calls(case, strictly, drawn)
-        if not self._ends[strictly, drawn]:
+        if way not in self._ends:
+            self._calls(case, way)
+        if not self._ends[way]:
             raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
-        return self._ends[strictly, drawn]
+        return self._ends[way]
 
-    def _calls(self, case: str, strictly: bool = False, drawn: int = DRAWS) -> dict[At, ForwardError]:
+    def _calls(self, case: str, way: Way) -> dict[At, ForwardError]:
         """Return the forward records of a case."""
         record = self.opened.record
         every, calls, done = compared_places(record), range(record.calls), 0
         told: dict[At, ForwardError] = {}
-        first, self._ends[strictly, drawn] = not strictly and drawn == DRAWS, []
+        first, self._ends[way] = way == Way(), []
+        decided = self.decided if way.decided else None
+        chains, recorded = (
+            (self.chains, recorded_calls) if decided is None else (decided.chains, decided.recorded_calls)
+        )
         try:
             with jax.enable_x64(True):
-                begun = None if self.before is None else (self.before[1], self.before[0].ends(case, strictly, drawn))
-                given = recorded_calls(self.opened, case)
-                for call, made in enumerate(self.chains.calls(given, drawn, strictly, begun)):
+                begun = None if self.before is None else (self.before[1], self.before[0].ends(case, way))
+                given = recorded(self.opened, case)
+                for call, made in enumerate(chains.calls(given, way.drawn, way.strictly, begun)):
                     made = CallValues(
                         self._of_recorded_steps(made.exact), tuple(map(self._of_recorded_steps, made.drawn))
                     )
@@ -212,7 +241,7 @@ class Traced:
                     self.exact += [made.exact] if self.kept and first else []
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
-                self._ends[strictly, drawn] = self.chains.ends
+                self._ends[way] = chains.ends
         except (CannotLift, NotImplementedError, NotChained) as error:
             for call in calls[done:]:
                 for p, layer in every:
