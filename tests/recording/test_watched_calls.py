@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from precaudit.errors import CannotJudge
+from precaudit.judging.gate import judge_found
 from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.watching.calls import LOWERED, Jitted, Picked, Watch, sequences, shapes_text
 from precaudit.recording.watching.programs import program_of_calls, roles_of
+from precaudit.references.comparison.programs import compare_program
 
 
 @pytest.fixture
@@ -168,6 +170,28 @@ def test_a_loop_is_one_case_with_its_state_handed_on(watching, tmp_path, donate)
     for call, was in enumerate(kept):  # what is recorded is what the script computed, bit for bit
         outputs = opened.tensors("call0to3", call, "outputs")
         assert np.array_equal(outputs["outputs.out1"], was.outputs[1])
+
+
+def test_what_is_computed_in_64_bits_is_unknown(watching, tmp_path):
+    """FP64 is no reference of float64. What comes in bfloat16 beside it is judged, and NaN is NaN."""
+    with jax.enable_x64(True):
+        watch = watching("f", calls=(0,))
+
+        @jax.jit
+        def f(w, x):
+            h = x @ w
+            narrow = h.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+            return narrow, jnp.sqrt(h @ w.T)
+
+        f(jnp.eye(8, dtype=jnp.float64) / 3, -jnp.ones((2, 8)))
+        program = program_of_calls(watch.handed, "f")
+        opened = trace_program(program, tmp_path / "run")
+        assert any(x.startswith("jax_enable_x64 is on") for x in opened.record.warnings)
+        found = compare_program(opened, program)
+    verdicts = judge_found(found).verdicts
+    assert {v.status for v in verdicts if v.point == "h"} == {"unknown"}
+    assert {v.status for v in verdicts if v.point.startswith("f")} >= {"nonfinite"}
+    assert "pass" in judge_found(found).counts
 
 
 def test_calls_apart_are_programs_of_their_own(watching):

@@ -47,6 +47,8 @@ from precaudit.schema.digits import digits
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.manifests import SCHEMA
 
+NARROWED = "jax_enable_x64 is on: parameters and inputs of 64 bits are rounded to 32 here"
+
 
 @dataclass(frozen=True)
 class ProgramTraceOptions:
@@ -104,7 +106,7 @@ def trace_program(
         device=str(jax.devices()[0]) if target is None else device_name(target),
         command=options.command, flushes=True if target is not None else device_flushes(),
         warnings=(
-            *_not_finite(program), *_unrecorded_calls_note(planned),
+            *([NARROWED] if jax.config.jax_enable_x64 else []), *_not_finite(program), *_unrecorded_calls_note(planned),
             *_aside(name for x in kept if x.made for name in x.made.aside),
             *(() if target is None else assumptions(target)), *chips,
         ),

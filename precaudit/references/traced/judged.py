@@ -40,6 +40,7 @@ At = tuple[ProgramPoint, int | None]  # a point and its layer
 OPEN = (
     "the compiled program does not say which unit computes a float32 product of this operation, or in how many passes"
 )
+ALIKE = "it is computed in float64, and so is its reference"
 Recomputed = LocalError | AccumulationError  # what is computed from recorded inputs
 
 
@@ -131,6 +132,8 @@ def _record(call: JudgedCall, p: ProgramPoint, layer: int | None, made: Segments
     if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
         return call.record(p, layer, **lacks)
     assert whole is not None
+    if p.dtype == "float64":
+        return unknown(call, p, layer, ALIKE)
     place = p.name, layer
     if place not in made.exact:
         return call.record(p, layer, unknown="no segment ends in it")

@@ -31,7 +31,7 @@ from precaudit.references.traced.forward import (
     recorded_calls,
 )
 from precaudit.references.traced.infinities import few_infinite
-from precaudit.references.traced.judged import Recomputed, lacks_of, record_of, step_of
+from precaudit.references.traced.judged import ALIKE, Recomputed, lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import flushes_of, units_of
 from precaudit.schema.limits import default_limits
@@ -263,7 +263,7 @@ class Traced:
         if lacks := lacks_of(self.opened.record, p, layer, values, stored):
             return record_of(ForwardError, self.opened, case, call, p, layer, **lacks)
         assert values is not None
-        if (why := self._lacks(call, p.name)) is not None:
+        if (why := ALIKE if p.dtype == "float64" else self._lacks(call, p.name)) is not None:
             return record_of(ForwardError, self.opened, case, call, p, layer, unknown=why)
         one = step_of(self.opened.record, p, layer)
         drawn = [one(each[p.name]) for each in made.drawn]
