@@ -1,4 +1,4 @@
-"""What rounding may decide in a program: a comparison of floats, a rounding to whole numbers.
+"""What rounding may decide in a program: a comparison of floats, a rounding to whole numbers, a maximum's place.
 
 Where a value lies at a threshold, FP64 and the program may decide otherwise, and all that follows is another result of
 the same formula. What recorded values decide is made of them again, as the program rounds between its taps.
@@ -6,15 +6,17 @@ the same formula. What recorded values decide is made of them again, as the prog
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.interpreters.jaxpr.emulator import Emulator
 from precaudit.interpreters.jaxpr.evaluated import Evaluated
-from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr
+from precaudit.interpreters.jaxpr.jax_versions import bind, body_of_call, open_jaxpr
 from precaudit.interpreters.jaxpr.plant import Values, planting
 from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.realisations import Realisation
@@ -24,6 +26,10 @@ from precaudit.interpreters.jaxpr.tag import Tagged
 DECISION = f"{STATE}decision"  # the name of their taps
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 STEPS = {"floor", "ceil", "round", "sign"}
+SELECTS = {
+    "select_and_scatter_add": 1,
+    "select_and_gather_add": 1,
+}  # which operand they only select by, as a max pool's
 
 
 def decides(equation: jex.JaxprEqn) -> bool:
@@ -43,31 +49,39 @@ def tag_decisions(made: Tagged, *args: Any) -> Tagged | None:
     """
     with jax.enable_x64(False):
         jaxpr, shape = jax.make_jaxpr(made.call, return_shape=True)(*args)
-        names = dict.fromkeys(_decided(jaxpr.jaxpr), DECISION)
-        if not names:
+        found = list(_deciding(jaxpr.jaxpr))
+        if not found:
             return None
-        run, structure = Evaluated(names), jax.tree.structure(shape)
+        names = {e.outvars[0]: DECISION for e in found if decides(e)}
+        selects = {id(e): partial(_select, e) for e in found if e.primitive.name in SELECTS}
+        run, structure = Evaluated(names, selects), jax.tree.structure(shape)
 
         def call(*given: Any) -> Any:
             return jax.tree.unflatten(structure, run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(given)))
 
-        found = sites(jax.make_jaxpr(call)(*args).jaxpr)
-    return replace(made, call=call, states=tuple(s for s in found if s.name.startswith(STATE)))
+        states = [s for s in sites(jax.make_jaxpr(call)(*args).jaxpr) if s.name.startswith(STATE)]
+    return replace(made, call=call, states=tuple(states))
 
 
-def _decided(jaxpr: jex.Jaxpr) -> Iterator[jex.Var]:
-    """Yield the variables of decisions, those in bodies that values can be planted in, too."""
+def _deciding(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
+    """Yield the equations that decide, those in bodies that values can be planted in, too."""
     for e in jaxpr.eqns:
         name, params = e.primitive.name, e.params
-        if decides(e):
-            yield from (v for v in e.outvars if type(v).__name__ != "DropVar")
+        if name in SELECTS or (decides(e) and type(e.outvars[0]).__name__ != "DropVar"):
+            yield e
         elif name == "cond":
             for branch in params["branches"]:
-                yield from _decided(open_jaxpr(branch)[0])
+                yield from _deciding(open_jaxpr(branch)[0])
         elif name in ("scan", "shard_map"):
-            yield from _decided(open_jaxpr(params["jaxpr"])[0])
+            yield from _deciding(open_jaxpr(params["jaxpr"])[0])
         elif name in CALLS and CALLS[name] in params:
-            yield from _decided(body_of_call(params, CALLS[name])[0])
+            yield from _deciding(body_of_call(params, CALLS[name])[0])
+
+
+def _select(equation: jex.JaxprEqn, _run: Evaluated, _params: Any, inputs: list[Any]) -> list[Any]:
+    """Evaluate an equation that selects, with a tap on what it selects by."""
+    at = SELECTS[equation.primitive.name]
+    return bind(equation, [checkpoint_name(x, DECISION) if i == at else x for i, x in enumerate(inputs)])
 
 
 def decisions(made: Tagged, how: Realisation) -> Callable[..., Values]:
