@@ -189,13 +189,18 @@ class Plan:
 
         ``given``: what its first arguments are outside; of a while loop none that it carries.
         """
-        one = self.around[-1].primitive.name not in LOOPS
-        for inner, outer in zip(body.invars, given, strict=False):
+        loop = self.around[-1]
+        one, still = loop.primitive.name not in LOOPS, range(len(body.invars))
+        if loop.primitive.name == "scan":
+            n_consts, n_carry = scan_counts(loop.params)
+            steady = self.whole.steady(body, given, n_consts, n_carry)
+            still = [i for i in still if i in steady or not n_consts <= i < n_consts + n_carry]
+        for i, (inner, outer) in enumerate(zip(body.invars, given, strict=False)):
             if (found := self._count([outer])) is not None:
                 self.counted[inner] = found
             if _integers(inner.aval) and inner.aval.shape == outer.aval.shape:  # no slice of it, as a scan's are
                 self.handed[inner] = outer
-            self.whole.link_body(inner, outer, one)
+            self.whole.link_body(inner, outer, one, i in still)
         self.walk(body, fixed, scope)
         for inner, outer in zip(body.outvars, made, strict=True):
             if (found := self._count([inner])) is not None:

@@ -3,8 +3,9 @@
 Positions, counts and indices that a format of 16 bits or less holds are whole numbers that it may not have.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
 from math import inf, prod
 from typing import Any
 
@@ -15,6 +16,8 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
+from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr
+from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.numbers.arrays import widen
@@ -140,11 +143,14 @@ class WholeNumbers:
             return 1.0 if v.aval.dtype == bool else _most_held(v.aval.dtype)
         return self.most.get(v, inf)
 
-    def link_body(self, inner: object, outer: object, one: bool = True) -> None:
-        """Take note that a variable of a body is one outside of it, or slices of it; ``one``: in every step, too."""
+    def link_body(self, inner: object, outer: object, one: bool = True, whole: bool = True) -> None:
+        """Take note that a variable of a body is one outside of it, or slices of it; ``one``: in every step, too.
+
+        ``whole``: it is a whole number in every step if it is one outside.
+        """
         if one:
             self.most[inner] = self.size(outer)
-        if self.of(outer):
+        if whole and self.of(outer):
             self.known.add(inner)
         if not isinstance(outer, jex.Literal) and outer in self.measured:
             self.measured.add(inner)
@@ -152,6 +158,40 @@ class WholeNumbers:
             self.free.add(inner)
         if isinstance(outer, jex.Literal) or outer in self.constant:
             self.constant.add(inner)
+
+    def steady(self, body: jex.Jaxpr, given: Sequence[Any], n_consts: int, n_carry: int) -> set[int]:
+        """Return which values that a scan carries are whole numbers in every step; ``given``: its operands.
+
+        A value that begins as one and that a step makes no whole number of is none: a sum that begins at 0.
+        """
+        carried = {i for i in range(n_consts, n_consts + n_carry) if self.of(given[i])}
+        while True:
+            trial = WholeNumbers(**{f.name: copy(getattr(self, f.name)) for f in fields(self)})
+            for i, (inner, outer) in enumerate(zip(body.invars, given, strict=True)):
+                if i in carried or not n_consts <= i < n_consts + n_carry:
+                    trial.link_body(inner, outer, one=False)
+            trial.walk(body)
+            stays = {i for i in carried if trial.of(body.outvars[i - n_consts])}
+            if stays == carried:
+                return carried
+            carried = stays
+
+    def walk(self, jaxpr: jex.Jaxpr) -> None:
+        """Take note of all equations of a jaxpr, and of those in its calls and branches."""
+        for e in jaxpr.eqns:
+            name, params = e.primitive.name, e.params
+            inside: list[tuple[jex.Jaxpr, Sequence[Any]]] = []
+            if name == "cond":
+                inside = [(open_jaxpr(b)[0], e.invars[1:]) for b in params["branches"]]
+            elif name in CALLS and CALLS[name] in params:
+                inside = [(body_of_call(params, CALLS[name])[0], e.invars)]
+            for body, given in inside:
+                for inner, outer in zip(body.invars, given, strict=False):
+                    self.link_body(inner, outer)
+                self.walk(body)
+            if inside and all(self.of(v) for body, _ in inside for v in body.outvars):
+                self.known.update(e.outvars)
+            self.note(e, ())
 
     def link_result(self, outer: object, inner: object, one: bool = True) -> None:
         """Take note that a result of a call is what its body gives; ``one``: in every step."""

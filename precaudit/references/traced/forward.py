@@ -99,6 +99,8 @@ class Chains:
         if realisation.unit == "gpu":  # which makes again in each fusion what several read
             self.other, declared = True, replace(declared, apart=True)
         self.declared = jax.jit(emulate_program(jaxpr, declared), compiler_options=how)
+        shuffled = replace(realisation, sums="shuffled")
+        self.shuffled = jax.jit(emulate_program(jaxpr, shuffled), compiler_options=how)
 
     def calls(
         self,
@@ -106,18 +108,20 @@ class Chains:
         drawn: int = DRAWS,
         strictly: bool = False,
         begun: Begun | None = None,
+        shuffled: bool = False,
     ) -> Iterator[CallValues]:
         """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
         What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them
         and when these ended. ``drawn``: with so many realisations; ``strictly``: they round every result,
         and a sum in a narrow format after every term. ``begun``: what the chains of the entry point before end with,
-        and what makes the first inputs of that (None: these are the recorded ones).
+        and what makes the first inputs of that (None: these are the recorded ones). ``shuffled``: each realisation adds
+        up sums in float32 in an order of its own, and not in this device's.
 
         Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
         """
         chains: list[Callable[..., Any]] = [partial(self.exact, 0)]
-        rounded = self.declared if strictly else self.rounded
+        rounded = self.shuffled if shuffled else self.declared if strictly else self.rounded
         chains += [partial(rounded, np.uint64(seed + 1)) for seed in range(drawn)]
         make, ends = (self.program.advance, [None] * len(chains)) if begun is None else begun
         said = "advance" if begun is None else "begin"

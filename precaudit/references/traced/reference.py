@@ -61,12 +61,13 @@ class LogitRows(NamedTuple):
 class Way(NamedTuple):
     """How chains are run: of how many draws, whether all round ``strictly``, and whether thresholds are ``decided``.
 
-    These go on with what the recorded values decide.
+    These go on with what the recorded values decide. ``shuffled``: sums in float32 are added up in other orders.
     """
 
     strictly: bool = False
     drawn: int = DRAWS
     decided: bool = False
+    shuffled: bool = False
 
 
 class Traced:
@@ -161,7 +162,8 @@ class Traced:
 
         These leave out what a compiler may leave unrounded. What is farther off than they are is held against those
         that round every result, and sums in their own format, as the program declares it. What is then is held against
-        those that decide at thresholds as the recorded values do.
+        those that decide at thresholds as the recorded values do, and against those that add up in other orders: of a
+        product that cancels one order may happen to leave nothing.
         """
         if case == self._case:
             return
@@ -170,9 +172,12 @@ class Traced:
         if self._far() and self.chains.other:
             again = self._calls(case, Way(strictly=True))
             self._forwards |= {at: again[at] for at in self._far() if again[at].unknown is None}
-        if self._far() and self.decided is not None:
-            again = self._calls(case, Way(self.chains.other, decided=True))
-            self._forwards |= {at: again[at] for at in self._far() if again[at].unknown is None and _near(again[at])}
+        decides = self._far() != [] and self.decided is not None
+        for way in (Way(self.chains.other, decided=True), Way(decided=decides, shuffled=True)):
+            if self._far() and (decides or way.shuffled):
+                again = self._calls(case, way)
+                near = [at for at in self._far() if again[at].unknown is None and _near(again[at])]
+                self._forwards |= {at: again[at] for at in near}
         if self.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
             many = self._calls(case, Way(drawn=MANY))  # whether rounding decides of them
             self._forwards |= {at: many[at] for at in masked}
@@ -227,7 +232,7 @@ class Traced:
             with jax.enable_x64(True):
                 begun = None if self.before is None else (self.before[1], self.before[0].ends(case, way))
                 given = recorded(self.opened, case)
-                for call, made in enumerate(chains.calls(given, way.drawn, way.strictly, begun)):
+                for call, made in enumerate(chains.calls(given, way.drawn, way.strictly, begun, way.shuffled)):
                     made = CallValues(
                         self._of_recorded_steps(made.exact), tuple(map(self._of_recorded_steps, made.drawn))
                     )

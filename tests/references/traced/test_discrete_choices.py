@@ -273,3 +273,33 @@ def test_a_correct_product_of_int8_in_bfloat16_passes(tmp_path):
     x = jnp.asarray(draw.standard_normal((16, 64)), jnp.bfloat16)
     program = Program(call, params, {"a": (x,)}, outputs="y")
     assert set(gate(compare_program(trace_program(program, tmp_path / "run"), program)).counts) == {"pass"}
+
+
+def carried(step, n):
+    """Return a program that scans from ``n`` zeros over values with a half in them, and over what is kept of them."""
+    draw = np.random.default_rng(0)
+    x, keep = jnp.asarray(draw.integers(0, 64, 12) * 16 + 0.5, jnp.bfloat16), jnp.asarray(draw.random(12) > 0.4)
+
+    def call(_, x, keep):
+        return jax.lax.scan(step, (jnp.zeros((), jnp.bfloat16),) * n, (x, keep))[1]
+
+    return Program(call, {}, {"a": (x, keep)}, outputs="y")
+
+
+CARRIES = {
+    "a sum": (lambda c, xs: ((xs[0] + c[0] / 2 + xs[1] * c[0],), xs[1] * c[0]), 1, False),
+    "a sum of another": (lambda c, xs: ((c[0] + c[1], c[1] + xs[0]), xs[1] * c[0]), 2, False),
+    "a count": (lambda c, xs: ((c[0] + jnp.where(xs[1], 1, 0).astype(jnp.bfloat16),), xs[1] * c[0]), 1, True),
+    "a count in a call": (lambda c, xs: ((jax.jit(jnp.add)(c[0], jnp.bfloat16(1)),), xs[1] * c[0]), 1, True),
+}
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_what_begins_at_zero_is_a_count_where_each_step_leaves_it_whole(name, tmp_path):
+    step, n, whole = CARRIES[name]
+    with jax.numpy_dtype_promotion("standard"):
+        program = carried(step, n)
+        opened = trace_program(program, tmp_path / "run")
+        found = gate(compare_program(opened, program))
+    assert any(p.whole for p in opened.record.points) == whole
+    assert whole or {*found.counts} == {"pass"}
