@@ -113,7 +113,9 @@ def how_bad(v: Verdict) -> str:
     if v.metric == OVERFLOW:
         return overflow_text(v)
     if v.metric == "lost":
-        return f"{value(v.value):,.0f} whole numbers are stored as others: its format does not have them"
+        n = value(v.value)
+        which = "1 whole number is stored as another" if n == 1 else f"{n:,.0f} whole numbers are stored as others"
+        return f"{which}: its format does not have {'it' if n == 1 else 'them'}"
     if v.kind in ("state", "policy") and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
     if v.kind == "formula" and not v.why:

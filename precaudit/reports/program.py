@@ -313,15 +313,15 @@ def growth_sentences(errors: Sequence[ErrorRecord]) -> list[str]:
         if e.rel_l2 is not None and not e.nonfinite:
             name, _, occurrence = e.point.partition("#")
             sizes[name][int(occurrence or 0), e.layer or 0].append(value(e.rel_l2))
-    told = []
+    told, stepped = [], {e.point.partition("#")[0] for e in of_kinds(errors, ForwardError) if e.layer is not None}
     for name, steps in sizes.items():
         each = [median(x) for _, x in sorted(steps.items())]
         if len(each) < LEAST or not each[0]:
             continue
         at = [f"{i} (× {rough(b / a)})" for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
-        jumps = f", with a jump at step {', '.join(at)}" if at else ", without a jump"
-        says = (
-            f"{name} has an error of {short(each[0])} at its first step, {short(each[-1])} at its last of {len(each)}"
-        )
+        what = "step" if name in stepped else "occurrence"
+        jumps = f", with a jump at {what} {', '.join(at)}" if at else ", without a jump"
+        first, last = short(each[0]), short(each[-1])
+        says = f"{name} has an error of {first} at its first {what}, {last} at its last of {len(each)}"
         told.append((not at, -each[-1] / each[0], f"{says} (relative, median){jumps}"))
     return [x[2] for x in sorted(told)]

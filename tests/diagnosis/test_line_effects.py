@@ -175,6 +175,10 @@ def test_what_cannot_be_told_is_said(tmp_path, capsys):
         .lines[-1]
         .startswith('To change: unknown: no output is named: Program(..., outputs="logits")')
     )
+    program, opened = run(lambda p, x: {"a": x @ p["head"]}, tmp_path / "tree", outputs="out")
+    compare_program(opened, program)
+    told = diagnose_program(opened, program, objective="margin").effects.unknown
+    assert told.startswith("no output that is named is an array of floats")
     # a run of someone else's program: its code is not run, the findings are told all the same
     assert command(["diagnose", str(tmp_path / "bare")]) == 0
     assert "To change: unknown" in capsys.readouterr().out
@@ -215,7 +219,7 @@ def test_growth_is_told_by_steps_and_occurrences(tmp_path):
     program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
     errors = compare_program(opened, program)
     told = growth_sentences(errors)
-    assert any(f"at its last of {LAYERS}" in x for x in told)
+    assert any(f"at its last of {LAYERS}" in x and "at its first step" in x for x in told)
 
     def jumps(params, x):
         for w in params["mlp"]:
@@ -223,7 +227,8 @@ def test_growth_is_told_by_steps_and_occurrences(tmp_path):
         return x
 
     program, opened = run(jumps, tmp_path / "loop", outputs="y")
-    assert any(f"at its last of {LAYERS}" in x for x in growth_sentences(compare_program(opened, program)))
+    told = growth_sentences(compare_program(opened, program))
+    assert any(f"at its last of {LAYERS}" in x and "at its first occurrence" in x for x in told)
 
 
 @pytest.mark.slow

@@ -165,3 +165,29 @@ def test_an_overflow_in_a_function_of_jax_is_at_the_line_that_calls_it(tmp_path)
     told = [v.text for v in gate(opened.folder).verdicts if v.metric == "nonfinite" and v.text]
     assert told
     assert all(f" at {FILE}:{line}" in x for x in told)
+
+
+def test_infinities_that_a_step_is_handed_are_told_as_what_made_them(tmp_path):
+    """A stream that no point shows overflows in the first step of a scan; the norm of the next reads it."""
+
+    def call(w, x):
+        def layer(x, w):
+            y = x.astype(jnp.float32)
+            n = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6)
+            mlp = (n @ w) * 3e4
+            return x + mlp.astype(HALF), None
+
+        return jax.lax.scan(layer, x, w)[0].astype(jnp.float32).mean(-1)
+
+    draw = np.random.default_rng(0).normal
+    weights = jnp.asarray(draw(size=(3, 16, 16)) / 4, jnp.float32)
+    weights = weights.at[0].multiply(1.5).at[1:].divide(64)  # only the first step overflows
+    program = Program(call, weights, {"a": (jnp.asarray(draw(size=(6, 16)), HALF),)}, outputs="y")
+    opened = trace_program(program, tmp_path / "run")
+    found = gate(compare_program(opened, program))
+    line = call.__code__.co_firstlineno + 5
+    told = {(v.point, v.layer): v.text for v in found.verdicts if v.status == "nonfinite"}
+    assert told["n", 1].startswith("overflow: ")
+    assert all(f" exceeds float16's 65504 at {FILE}:{line}" in x for x in told.values())
+    assert told["n", 1].partition(";")[0].endswith(", in step 0")
+    assert told["n", 2].partition(";")[0] == told["n", 1].partition(";")[0]

@@ -261,7 +261,7 @@ def of_card(folder, j):
 
 def of_policies(folder, j):
     found = gather_run(folder)
-    if found.compared is None:
+    if found.compared is None or found.program is not None:
         return None, None
     said = row_of(found.compared, j).verdict
     worst = next(iter(open_ones(j.counts).items()), None)

@@ -34,6 +34,7 @@ from precaudit.schema.metrics.logits import is_distribution, kl
 from precaudit.schema.metrics.sizes import norm
 from precaudit.schema.records.base import value
 
+NO_ARRAY = "no output that is named is an array of floats: of a tree, name its keys or its parts"
 SHARED = 3  # cases whose outputs are shared out
 DISTANCE = "distance"
 NOT_ASKED = "the run holds no output: trace it without --points, or with an output among them"
@@ -53,7 +54,8 @@ def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell
     """Return what changed the outputs of a program's run, and what its lines gain."""
     names = [p.name for p in opened.record.outputs]
     if not names:
-        return Effects(unknown=UNNAMED if opened.record.asked is None else NOT_ASKED)
+        why = UNNAMED if program.outputs is None else NO_ARRAY
+        return Effects(unknown=why if opened.record.asked is None else NOT_ASKED)
     last = Last(opened, program, made, OUTPUT_LOGITS if OUTPUT_LOGITS in names else names[0])
     objective = objective if last.distributions else DISTANCE
     found = read_kept(opened.folder, "shares.jsonl", Shares)

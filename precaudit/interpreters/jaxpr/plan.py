@@ -190,7 +190,7 @@ class Plan:
         ``given``: what its first arguments are outside; of a while loop none that it carries.
         """
         loop = self.around[-1]
-        one, still = loop.primitive.name not in LOOPS, range(len(body.invars))
+        one, still = loop.primitive.name not in LOOPS, list(range(len(body.invars)))
         if loop.primitive.name == "scan":
             n_consts, n_carry = scan_counts(loop.params)
             steady = self.whole.steady(body, given, n_consts, n_carry)

@@ -73,14 +73,40 @@ class OfCall:
 
         Followed back are operands that are not finite: what a selection, or a quotient by infinity, takes away makes
         nothing. Of what arises the first in the program is told; what FP64 makes alike, such as the logarithm of a
-        mask, only where there is nothing else, and not of what was recorded as no number before.
+        mask, only where there is nothing else, and not of what was recorded as no number before. What a step makes of
+        infinities that it is handed is told as what made these, in a step before.
         """
+        if (handed := self._handed(p, step)) is not None:
+            return handed
         for at in (_at(p, step), ()):
             found = [(self._alike(n, at), n) for n in self._sources(p, at) if self._count_of(n, at).arises]
             if found and not (min(found)[0] and self._reads_nonfinite(p)):
                 alike, n = min(found)
                 return Origin(overflow_text(self.rounded.operations[n], self._count_of(n, at)), alike)
         return None
+
+    def _handed(self, p: ProgramPoint, step: int) -> Origin | None:
+        """Return what first made the infinities that a step is handed; None where it makes its own.
+
+        Operations are numbered as the program has them: those after a point's own are of the step before.
+        """
+        last, at, origin = max(self.rounded.taps.get(p.name, ()), default=-1), _at(p, step), None
+        found = {n for n in self._sources(p, at) if n <= last}
+        if not all(self._consumes(n, at) for n in found):
+            return None
+        for before in range(step - 1, -1, -1):
+            at = _at(p, before)
+            found = self._bad_sources({m for n in found for m in self.rounded.read.get(n, ())}, at)
+            made = [n for n in found if self._count_of(n, at).arises and not self._consumes(n, at)]
+            if made:
+                text = overflow_text(self.rounded.operations[min(made)], self._count_of(min(made), at))
+                origin = Origin(f"{text}, in step {before}", self._alike(min(made), at))
+        return origin
+
+    def _consumes(self, n: int, at: At) -> bool:
+        """Whether all that an operation makes there that is not finite may be of operands that are not."""
+        counted = self._count_of(n, at)
+        return not (counted.over or counted.infinite)
 
     def hidden_overflow(self, p: ProgramPoint, step: int) -> Origin | None:
         """Return an overflow that a point's finite values are made of: a quotient by it is 0, as by infinity.
