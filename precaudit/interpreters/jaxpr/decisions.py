@@ -22,6 +22,7 @@ from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.sites import STATE, Site, sites, unique_names
 from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.interpreters.jaxpr.wide import up
 
 DECISION = f"{STATE}decision"  # the name of their taps
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
@@ -108,9 +109,9 @@ class Deciding(Emulator):
     def enter(self, equation: jex.JaxprEqn, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Go on with a decision, and tell it."""
         if equation.primitive.name == "name" and equation.params["name"] == DECISION:
-            return [inputs[0]], [jnp.asarray(inputs[0])]
+            return [inputs[0]], [up(jnp.asarray(inputs[0]))]
         return super().enter(equation, inputs, values)
 
     def untaken(self, site: Site, value: jax.Array) -> Any:
         """Return what is told of a decision whose branch was not taken: nothing reads it."""
-        return jnp.zeros_like(value) if site.name == DECISION else super().untaken(site, value)
+        return up(jnp.zeros_like(value)) if site.name == DECISION else super().untaken(site, value)

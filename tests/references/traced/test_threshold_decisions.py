@@ -47,6 +47,12 @@ def in_a_branch(p, x):
     return lax.cond(x[0, 0] > -9, lambda h: jnp.sign(h - 0.5), lambda h: jnp.round(h), h) @ p["v"]
 
 
+def in_one_branch(p, x):
+    """One branch decides, and is taken; what the other would have has no value."""
+    h = x @ p["w"]
+    return lax.cond(x[0, 0] > -9, lambda h: jnp.sign(h - 0.5), lambda h: h * 2, h) @ p["v"]
+
+
 def parameters(seed, dtype=jnp.bfloat16):
     draw = np.random.default_rng(seed).normal
     shapes = {"w": (32, 24), "v": (24, 16), "u": (16, 8), "table": (16, 16), "layers": (3, 24, 24)}
@@ -86,6 +92,7 @@ CROSSING = {
     threshold: (23, 30),
     pooled_gradient: (13,),
     in_a_branch: (23, 30),
+    in_one_branch: (23, 30),
     looked_up: (0,),
 }
 
