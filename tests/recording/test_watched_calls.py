@@ -17,6 +17,7 @@ from precaudit.recording.programs.tracing import trace_program
 from precaudit.recording.watching.calls import LOWERED, Jitted, Picked, Watch, sequences, shapes_text
 from precaudit.recording.watching.programs import program_of_calls, roles_of
 from precaudit.references.comparison.programs import compare_program
+from precaudit.schema.records.errors import ForwardError, LocalError
 
 
 @pytest.fixture
@@ -189,6 +190,7 @@ def test_what_is_computed_in_64_bits_is_unknown(watching, tmp_path):
         assert any(x.startswith("jax_enable_x64 is on") for x in opened.record.warnings)
         found = compare_program(opened, program)
     verdicts = judge_found(found).verdicts
+    assert all(e.unknown for e in found.errors if e.point == "h" and isinstance(e, LocalError | ForwardError))
     assert {v.status for v in verdicts if v.point == "h"} == {"unknown"}
     assert {v.status for v in verdicts if v.point.startswith("f")} >= {"nonfinite"}
     assert "pass" in judge_found(found).counts
