@@ -86,10 +86,13 @@ class OfCall:
         return None
 
     def _handed(self, p: ProgramPoint, step: int) -> Origin | None:
-        """Return what first made the infinities that a step is handed; None where it makes its own.
+        """Return what first made the infinities that a step is handed; None where it makes its own, or FP64 does.
 
-        Operations are numbered as the program has them: those after a point's own are of the step before.
+        Operations are numbered as the program has them: those after a point's own are of the step before. Not where
+        some steps alone were recorded.
         """
+        if self.origins.tapped.steps is not None:
+            return None
         last, at, origin = max(self.rounded.taps.get(p.name, ()), default=-1), _at(p, step), None
         found = {n for n in self._sources(p, at) if n <= last}
         if not all(self._consumes(n, at) for n in found):
@@ -97,10 +100,10 @@ class OfCall:
         for before in range(step - 1, -1, -1):
             at = _at(p, before)
             found = self._bad_sources({m for n in found for m in self.rounded.read.get(n, ())}, at)
-            made = [n for n in found if self._count_of(n, at).arises and not self._consumes(n, at)]
+            made = [n for n in found if not self._consumes(n, at) and not self._alike(n, at)]
             if made:
                 text = overflow_text(self.rounded.operations[min(made)], self._count_of(min(made), at))
-                origin = Origin(f"{text}, in step {before}", self._alike(min(made), at))
+                origin = Origin(f"{text}, in layer {before}")
         return origin
 
     def _consumes(self, n: int, at: At) -> bool:

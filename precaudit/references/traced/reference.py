@@ -58,11 +58,8 @@ class LogitRows(NamedTuple):
         return cls(exact, float(np.mean(each)) if each else 0.0)
 
 
-class Way(NamedTuple):
-    """How chains are run: of how many draws, whether all round ``strictly``, and whether thresholds are ``decided``.
-
-    These go on with what the recorded values decide. ``shuffled``: sums in float32 are added up in other orders.
-    """
+class ChainOptions(NamedTuple):
+    """How a case's chains are run, as ``Chains.calls``; ``decided``: with what recorded values decide at thresholds."""
 
     strictly: bool = False
     drawn: int = DRAWS
@@ -102,7 +99,7 @@ class Traced:
         self._locals: dict[tuple[int | None, str], list[Recomputed]] = {}
         self._case: str | None = None
         self._forwards: dict[At, ForwardError] = {}
-        self._ends: dict[Way, list[Ended]] = {}
+        self._ends: dict[ChainOptions, list[Ended]] = {}
         self.logits: list[LogitRows] = []
 
     def values(self, place: Place) -> Array | None:
@@ -168,18 +165,19 @@ class Traced:
         if case == self._case:
             return
         self._case, self.exact, self._ends, self.logits = case, [], {}, []
-        self._forwards = self._calls(case, Way())
+        self._forwards = self._calls(case, ChainOptions())
         if self._far() and self.chains.other:
-            again = self._calls(case, Way(strictly=True))
+            again = self._calls(case, ChainOptions(strictly=True))
             self._forwards |= {at: again[at] for at in self._far() if again[at].unknown is None}
         decides = self._far() != [] and self.decided is not None
-        for way in (Way(self.chains.other, decided=True), Way(decided=decides, shuffled=True)):
-            if self._far() and (decides or way.shuffled):
+        others = [ChainOptions(self.chains.other, decided=True)] if decides else []
+        for way in (*others, ChainOptions(decided=decides, shuffled=True)):
+            if self._far():
                 again = self._calls(case, way)
                 near = [at for at in self._far() if again[at].unknown is None and _near(again[at])]
                 self._forwards |= {at: again[at] for at in near}
         if self.small and (masked := [at for at, e in self._forwards.items() if few_infinite(e)]):
-            many = self._calls(case, Way(drawn=MANY))  # whether rounding decides of them
+            many = self._calls(case, ChainOptions(drawn=MANY))  # whether rounding decides of them
             self._forwards |= {at: many[at] for at in masked}
 
     def _far(self) -> list[At]:
@@ -209,7 +207,7 @@ class Traced:
         """Whether many draws are affordable, of the entry points before, too."""
         return self.chains.small and (self.before is None or self.before[0].small)
 
-    def ends(self, case: str, way: Way) -> list[Ended]:
+    def ends(self, case: str, way: ChainOptions) -> list[Ended]:
         """Return what FP64 and the drawn chains of a case end with; raises NotChained where they do not come there."""
         self._run_chain(case)
         if way not in self._ends:
@@ -218,12 +216,12 @@ class Traced:
             raise NotChained(f"{self.opened.record.entry} was not run in FP64 to its end")
         return self._ends[way]
 
-    def _calls(self, case: str, way: Way) -> dict[At, ForwardError]:
+    def _calls(self, case: str, way: ChainOptions) -> dict[At, ForwardError]:
         """Return the forward records of a case."""
         record = self.opened.record
         every, calls, done = compared_places(record), range(record.calls), 0
         told: dict[At, ForwardError] = {}
-        first, self._ends[way] = way == Way(), []
+        first, self._ends[way] = way == ChainOptions(), []
         decided = self.decided if way.decided else None
         chains, recorded = (
             (self.chains, recorded_calls) if decided is None else (decided.chains, decided.recorded_calls)
