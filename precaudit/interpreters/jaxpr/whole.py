@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
-from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr
+from precaudit.interpreters.jaxpr.jax_versions import body_of_call, open_jaxpr, scan_counts
 from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.products import GROUPED, PRODUCTS
 from precaudit.interpreters.jaxpr.sums import float_bits
@@ -177,20 +177,27 @@ class WholeNumbers:
             carried = stays
 
     def walk(self, jaxpr: jex.Jaxpr) -> None:
-        """Take note of all equations of a jaxpr, and of those in its calls and branches."""
+        """Take note of all equations of a jaxpr, and of those in its calls, branches and scans."""
         for e in jaxpr.eqns:
             name, params = e.primitive.name, e.params
-            inside: list[tuple[jex.Jaxpr, Sequence[Any]]] = []
-            if name == "cond":
+            if name == "scan":
+                (body, _), (n_consts, n_carry) = open_jaxpr(params["jaxpr"]), scan_counts(params)
+                steady = self.steady(body, e.invars, n_consts, n_carry)
+                carried = range(n_consts, n_consts + n_carry)
+                inside = [(body, [v if i in steady or i not in carried else None for i, v in enumerate(e.invars)])]
+            elif name == "cond":
                 inside = [(open_jaxpr(b)[0], e.invars[1:]) for b in params["branches"]]
-            elif name in CALLS and CALLS[name] in params:
-                inside = [(body_of_call(params, CALLS[name])[0], e.invars)]
+            else:
+                called = name in CALLS and CALLS[name] in params
+                inside = [(body_of_call(params, CALLS[name])[0], e.invars)] if called else []
             for body, given in inside:
                 for inner, outer in zip(body.invars, given, strict=False):
-                    self.link_body(inner, outer)
+                    if outer is not None:
+                        self.link_body(inner, outer, name != "scan")
                 self.walk(body)
-            if inside and all(self.of(v) for body, _ in inside for v in body.outvars):
-                self.known.update(e.outvars)
+            if inside:
+                results = zip(e.outvars, *(body.outvars for body, _ in inside), strict=True)
+                self.known.update(out for out, *each in results if all(map(self.of, each)))
             self.note(e, ())
 
     def link_result(self, outer: object, inner: object, one: bool = True) -> None:

@@ -290,6 +290,22 @@ CARRIES = {
     "a sum": (lambda c, xs: ((xs[0] + c[0] / 2 + xs[1] * c[0],), xs[1] * c[0]), 1, False),
     "a sum of another": (lambda c, xs: ((c[0] + c[1], c[1] + xs[0]), xs[1] * c[0]), 2, False),
     "a count": (lambda c, xs: ((c[0] + jnp.where(xs[1], 1, 0).astype(jnp.bfloat16),), xs[1] * c[0]), 1, True),
+    "a count of an inner scan": (
+        lambda c, xs: (
+            (jax.lax.scan(lambda n, _: (n + 1, n), c[0], None, 3)[0],),
+            xs[1] * c[0],
+        ),
+        1,
+        True,
+    ),
+    "a sum of an inner scan": (
+        lambda c, xs: (
+            (jax.lax.scan(lambda n, x: (n + x, n), c[0], xs[0][None])[0],),
+            xs[1] * c[0],
+        ),
+        1,
+        False,
+    ),
     "a count in a call": (lambda c, xs: ((jax.jit(jnp.add)(c[0], jnp.bfloat16(1)),), xs[1] * c[0]), 1, True),
 }
 
