@@ -349,6 +349,15 @@ def test_gradients_are_compared(tree):
     )
 
 
+def test_what_both_name_is_compared_by_its_key():
+    """The other results of a dict, which one of them has alone, are not asked for."""
+    given = ({"a": jnp.eye(4) / 3}, {"a": (jnp.arange(8.0).reshape(2, 4),)})
+    first = precaudit.Program(lambda p, x: {"logits": x @ p["a"], "loss": x.sum()}, *given, outputs="logits")
+    other = precaudit.Program(lambda p, x: {"z": x, "logits": x @ p["a"]}, *given, outputs="logits")
+    (found,) = precaudit.same(first, other).cases
+    assert (found.answer, [r.output for r in found.outputs]) == ("same", ["logits"])
+
+
 def test_what_one_tree_lacks_is_said():
     def program(lacking):
         def call(w, x):

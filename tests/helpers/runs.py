@@ -44,10 +44,10 @@ def everything(**filters):
     return Selection.parse(points="all,logits:all", **filters)
 
 
-def altered(opened, folder, point, change):
-    """Return a copy of a run with a tap of the first call changed, as a fault in making it would."""
+def altered(opened, folder, point, change, kind="taps"):
+    """Return a copy of a run with a tap (or an output) of the first call changed, as a fault in making it would."""
     shutil.copytree(opened.folder, folder)
-    name = file_name(opened.record, "a", 0, "taps")
+    name = file_name(opened.record, "a", 0, kind)
     tensors = load_file(folder / name)
     tensors[point] = change(tensors[point].copy())
     save_file(tensors, folder / name)

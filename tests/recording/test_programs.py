@@ -965,8 +965,29 @@ def test_outputs_are_named_by_keys_and_fields(name, tmp_path):
 
 
 def test_outputs_that_are_no_keys_are_named_in_order(tmp_path):
-    """What is no key names the whole: it is no array, and not recorded."""
+    """What is no key names the whole result."""
     program = Program(lambda p, x: {"h": x @ p}, jnp.eye(3), {"a": (jnp.ones((2, 3)),)}, outputs="out")
-    assert not trace_program(program, tmp_path / "run").record.outputs
+    assert [p.name for p in trace_program(program, tmp_path / "run").record.outputs] == ["outputs.out.h"]
     with pytest.raises(UserError, match="names 2 results, call returns 1"):
         points(Program(program.call, program.params, program.cases, outputs=("h", "other")))
+
+
+def test_named_trees_are_recorded_and_judged_by_their_arrays(tmp_path):
+    """Beside logits: none is left out in silence. One that is wrong fails."""
+
+    def step(p, x):
+        h = x @ p
+        return h, {"layers": [{"k": h * 2, "v": jnp.cumsum(h, 0)}], "length": jnp.int32(2)}, None
+
+    given = (jnp.eye(3) / 3, {"a": (jnp.ones((2, 3)),)})
+    program = Program(step, *given, outputs=("logits", "cache", "rest"))
+    opened = trace_program(program, tmp_path / "run")
+    names = ["outputs.logits", "outputs.cache.layers.0.k", "outputs.cache.layers.0.v"]  # in any order
+    assert [p.name for p in opened.record.outputs] == sorted(names)
+    assert opened.record.warnings == ("outputs without floats are no points: cache.length",)
+    found = compare_program(opened, program)
+    assert {e.point for e in found.errors if e.kind == "forward"} >= {*names}
+    assert gate(found).exit_code == 0
+
+    bad = altered(opened, tmp_path / "bad", names[2], lambda v: v * np.float32(1.01), "outputs")
+    assert [v.point for v in gate(compare_program(bad, program)).verdicts if v.status != "pass"] == [names[2]]

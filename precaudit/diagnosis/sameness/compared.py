@@ -18,7 +18,7 @@ from precaudit.diagnosis.sameness.others import ENOUGH
 from precaudit.diagnosis.sameness.parting import first_parting
 from precaudit.diagnosis.sameness.records import RowsBeside, Sameness
 from precaudit.diagnosis.sameness.sums import sums_of_one
-from precaudit.diagnosis.sameness.trees import outputs_left_out, with_leaves
+from precaudit.diagnosis.sameness.trees import output_names, outputs_left_out
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.explicit import without_mesh
 from precaudit.interpreters.jaxpr.shadow import CannotLift
@@ -76,7 +76,7 @@ def same_formula(
         asked = [c for c in shared if cases is None or c in cases]
         runs = []
         for i, x in enumerate(both):
-            program = with_leaves(x.program.some(asked), x.entry)
+            program = x.program.some(asked)
             runs.append((trace_program(program, Path(folder) / str(i), options=ALONE, tell=tell), program))
         return tuple(_of_case(both, runs, case, rows, tell) for case in asked)
 
@@ -109,7 +109,8 @@ def _of_case(
     except (CannotLift, NotImplementedError, NotChained) as error:
         return unknown(f"FP64 does not come through: {str(error).splitlines()[0]}")
     exact = [x.outputs() for x in seen]
-    shared = [n for n in exact[0] if n in exact[1]]
+    names = [output_names(program, x.entry) for x, (_, program) in zip(both, runs, strict=True)]
+    shared = [n for n in exact[0] if n in exact[1] and n in names[0] and n in names[1]]
     if not shared:
         return unknown("no output is of both: one names {}, the other {}".format(*(", ".join(x) for x in exact)))
     found: list[Beside] = []
@@ -129,7 +130,7 @@ def _of_case(
     if worst <= ONE_VALUE or worst <= min(CONSTANT, rounding):
         lines = tuple(_line(x, tell) for x in seen)
         says, sums = _same_says(programs, outputs, worst), sums_of_one(programs, seen)
-        left = outputs_left_out([program for _, program in runs], [x.entry for x in both], {b.output for b in found})
+        left = outputs_left_out(names, {b.output for b in found})
         says += f". Not compared: {', '.join(left)}" if left else ""
         return Sameness(programs=programs, case=case, answer="same", says=says, outputs=outputs, lines=lines, sums=sums)
     if not _share_values(seen):

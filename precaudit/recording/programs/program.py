@@ -1,7 +1,7 @@
 """What a user hands over: a function of parameters and inputs, cases of inputs, and how one call's follow another's."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
@@ -51,17 +51,18 @@ class Program(Brief):
     is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. Arrays of 64 bits are rounded to 32, once,
     as JAX does where 64-bit types are off. ``steps``: calls after the first, each on what ``advance(inputs, outputs)``
     makes of the one before (a decode loop with its cache). ``outputs``: names of what ``call`` returns: keys or fields
-    of its result, or else in order (one name: its only result); arrays named so are recorded and judged by their
-    forward error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your
-    own for automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats
-    that it means to compute in, by the name of a policy, its file or itself: what a names map shows is compared with
-    them. ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the reference has its
-    tensors, and not those of ``params``, which are believed without it. ``tokens``: which input, of the leaves of a
-    call's in order, holds its token ids, [B, T], [T] or one; ``start``: which holds the position of the first of them,
-    [B] or one, or of every one (None: they count on from call to call; a later entry point goes on where the one before
-    ended, or begins anew where its first call has several rows); ``lengths``: which says how many of a call are each
-    sequence's and no padding, [B], or which they are, [B, T]. ``entry``: what the entry point ``call`` is named;
-    ``then``: the entry points that run after it, by name, each on the state that the one before leaves.
+    of its result, or else in order (one name: its only result); arrays named so, and those of trees named so
+    (``outputs.cache.k``), are recorded and judged by their forward error, and the one named ``logits``, [...,
+    vocabulary], by its distributions too. ``points``: names of your own for automatic points, ``{"q":
+    "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats that it means to compute in, by the
+    name of a policy, its file or itself: what a names map shows is compared with them. ``weights``: the checkpoint that
+    ``params`` are meant to hold, as ``load`` takes it: the reference has its tensors, and not those of ``params``,
+    which are believed without it. ``tokens``: which input, of the leaves of a call's in order, holds its token ids, [B,
+    T], [T] or one; ``start``: which holds the position of the first of them, [B] or one, or of every one (None: they
+    count on from call to call; a later entry point goes on where the one before ended, or begins anew where its first
+    call has several rows); ``lengths``: which says how many of a call are each sequence's and no padding, [B], or which
+    they are, [B, T]. ``entry``: what the entry point ``call`` is named; ``then``: the entry points that run after it,
+    by name, each on the state that the one before leaves.
 
     Raises UserError for what is none.
 
@@ -141,7 +142,14 @@ class Program(Brief):
         return tuple(halve_widths(jax.tree.unflatten(structure, held)))
 
     def named_outputs(self, out: Any) -> dict[str, Any]:
-        """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""
+        """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError.
+
+        Of a tree they are its leaves that are: ``outputs.NAME.key``.
+        """
+        return {n: x for n, x in self.every_output(out).items() if _floats(x)}
+
+    def every_output(self, out: Any) -> dict[str, Any]:
+        """Return the same of arrays of any format."""
         names = _names(self.outputs)
         if not names:
             return {}
@@ -152,10 +160,10 @@ class Program(Brief):
             parts = tuple(out) if isinstance(out, tuple | list) and not isinstance(self.outputs, str) else (out,)
         if len(parts) != len(names):
             raise UserError(f"Program: outputs names {len(names)} results, call returns {len(parts)}")
-        found = {OUTPUT + n: x for n, x in zip(names, parts, strict=True) if hasattr(x, "dtype")}
+        found = {n: x for name, part in zip(names, parts, strict=True) for n, x in _leaves(OUTPUT + name, part)}
         if OUTPUT_LOGITS not in found and LOGITS in names:
             raise UserError("Program: the output named logits is no array")
-        return {n: x for n, x in found.items() if _floats(x)}
+        return found
 
 
 def _check(of: "Program | Entry") -> None:
@@ -213,6 +221,15 @@ def _by_name(out: Any) -> dict[str, Any]:
         return dict(out)
     names = getattr(out, "_fields", ()) or tuple(getattr(out, "__dataclass_fields__", ()))
     return {n: getattr(out, n) for n in names}
+
+
+def _leaves(name: str, out: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of an output, each by its own name: of a tree the name with the way to the leaf."""
+    from jax.tree_util import keystr, tree_flatten_with_path
+
+    for path, x in tree_flatten_with_path(out)[0]:
+        if hasattr(x, "dtype"):
+            yield ".".join((name, *(keystr((key,), simple=True) for key in path))), x
 
 
 def _floats(x: Any) -> bool:

@@ -16,7 +16,7 @@ from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.sketches import sketching
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
-from precaudit.interpreters.jaxpr.tag import capturing
+from precaudit.interpreters.jaxpr.tag import Tagged, capturing
 from precaudit.interpreters.tpu.target import Target
 from precaudit.mirrors import by_url
 from precaudit.models.checkpoints.tensors import count_nonfinite
@@ -26,7 +26,7 @@ from precaudit.recording.programs.disturbance import note_disturbance, outputs_a
 from precaudit.recording.programs.entries import first_inputs
 from precaudit.recording.programs.planning import WHOLE_PROGRAM, Planned, ProgramSelection, entry_run, plan, size_of
 from precaudit.recording.programs.preparing import code_hash, error_text, jit_for, next_inputs
-from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.program import OUTPUT, Program
 from precaudit.recording.programs.resuming import STRICTLY, manifest_to_resume
 from precaudit.recording.programs.writing import CallWriter
 from precaudit.recording.runs.folders import check_space, prepare_folder
@@ -107,7 +107,8 @@ def trace_program(
         command=options.command, flushes=True if target is not None else device_flushes(),
         warnings=(
             *([NARROWED] if jax.config.jax_enable_x64 else []), *_not_finite(program), *_unrecorded_calls_note(planned),
-            *_aside(name for x in kept if x.made for name in x.made.aside),
+            *_without_floats("taps", (name for x in kept if x.made for name in x.made.aside)),
+            *_without_floats("outputs", (name for x in kept if x.made for name in _other_outputs(x.program, x.made))),
             *(() if target is None else assumptions(target)), *chips,
         ),
         started=now(), then=tuple(then),
@@ -285,10 +286,17 @@ def _announced_policy(program: Program) -> dict[str, str] | None:
     return None if program.policy is None else asdict(cast("Policy", program.policy))
 
 
-def _aside(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a note of taps that hold no floats, where there are any."""
+def _without_floats(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return a note of taps or named outputs that hold no floats, where there are any."""
     found = dict.fromkeys(names)
-    return (f"taps without floats are no points: {', '.join(found)}",) if found else ()
+    return (f"{what} without floats are no points: {', '.join(found)}",) if found else ()
+
+
+def _other_outputs(program: Program, made: Tagged) -> Iterator[str]:
+    """Yield the named outputs that hold no floats."""
+    out = jax.tree.unflatten(made.structure, made.jaxpr.out_avals)
+    recorded = program.named_outputs(out)
+    yield from (name.removeprefix(OUTPUT) for name in program.every_output(out) if name not in recorded)
 
 
 def _ran(
