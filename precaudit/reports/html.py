@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
-from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import Cell, first_cell, first_map, map_cells, program_order, story, weight
@@ -21,9 +20,9 @@ from precaudit.reports.meanings import SHOWN
 from precaudit.reports.pages import as_html
 from precaudit.reports.provenance import facts_of, subtitle, title
 from precaudit.reports.report import Chart, Headline, Report, Section
-from precaudit.reports.summary import comparison_sentences
+from precaudit.reports.summary import comparison_sentences, prefill_decode_sentence
 from precaudit.reports.tables import detail, prefill_decode_table
-from precaudit.reports.tokens import text_of, worst_ratios
+from precaudit.reports.tokens import has_tokens, text_of, worst_ratios
 from precaudit.schema.digits import digits, ratio, short
 from precaudit.schema.records.base import Number, value
 
@@ -114,21 +113,23 @@ def _sections(found: Gathered) -> Iterator[Section]:
             menu="Growth",
             charts=(_chart("growth", "Growth", charts.growth_chart(found.errors, THEMED)),),
         )
-    if found.program is None:
+    if has_tokens(found.compared.run):
         yield Section(
             "The worst tokens",
-            "Where the forward error of a token is largest, over an emulated policy's (ratio). KL: "
+            "Where the forward error of a token is largest, over that of rounding (ratio). KL: "
             "of the prediction after it, where its logits were recorded.",
             (_tokens(found.compared),),
             menu="Tokens",
         )
-        pairs = prefill_decode_table(found.compared.prefill_decode)
+        pairs = found.compared.prefill_decode
+        apart, said = prefill_decode_table(pairs), prefill_decode_sentence(pairs)
         yield Section(
             "Prefill against decode",
-            f"{pairs.title}." if pairs else "",
-            (replace(pairs, title=""),) if pairs else (),
+            f"{apart.title}." if apart else "",
+            (replace(apart, title=""),) if apart else (),
+            lines=() if apart or said is None else (said,),
             menu="Prefill and decode",
-            missing=("not recorded. Run:", "precaudit trace … --phases prefill,decode"),
+            missing=("no position was recorded in two phases (--phases).", ""),
         )
     if diagnosed:
         gains = charts.remedies_chart(found.remedies, THEMED) if found.remedies else None
@@ -246,7 +247,7 @@ def _sentences(found: Gathered) -> list[str]:
     return comparison_sentences(found.errors, found.compared.prefill_decode)
 
 
-def _tokens(found: Comparison[Run]) -> Table:
+def _tokens(found: Comparison[Any]) -> Table:
     """Return the table of the tokens with the largest ratios, each marked in its context."""
     rows = []
     for t in worst_ratios(found, text_of(found.run)):

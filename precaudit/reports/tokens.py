@@ -1,10 +1,13 @@
 """What token ids say, where the run's tokenizer is here; and the tokens whose errors are largest, in their context."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from functools import singledispatch
+from math import isnan, prod
+from typing import Any, NamedTuple
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.programs import Opened
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
 from precaudit.schema.filed import of_kinds
@@ -20,9 +23,72 @@ WIDTH = (56, 24)  # of which so many characters are shown
 LONGEST = 16  # characters of a token in a table
 
 
+class Sequenced(NamedTuple):
+    """Token ids of a sequence by position, and the position of one of them."""
+
+    ids: Mapping[int, int]
+    position: int
+
+
+@singledispatch
+def token_key(_run: Any, e: ErrorRecord, row: int) -> Hashable:
+    """Return what tells a token from others, by a record of it and its row: of a program the call's row."""
+    return e.prompt, e.phase, e.step, row
+
+
+@token_key.register
+def _(_run: Run, e: ErrorRecord, row: int) -> Hashable:
+    """Rows of a model are positions, which several calls see."""
+    return e.prompt, row
+
+
+@singledispatch
+def sequence_of(run: Any, _e: ErrorRecord, _row: int) -> Sequenced | None:
+    """Return the sequence that a row of a record belongs to; None where a program does not say its token ids."""
+    raise TypeError(f"{type(run).__name__} has no tokens")
+
+
+@sequence_of.register
+def _(run: Run, e: ErrorRecord, row: int) -> Sequenced | None:
+    return Sequenced(token_ids(run, e.prompt), row)
+
+
+@sequence_of.register
+def _(run: Opened, e: ErrorRecord, row: int) -> Sequenced | None:
+    one = next((x for x in run.entries if x.record.phase == e.phase), None)
+    if one is None or one.record.tokens is None:
+        return None
+    shape = next((p.shape for p in (*one.record.points, *one.record.outputs) if p.name == e.point), ())
+    try:
+        ids = one.tensors(e.prompt, e.step, "inputs")[str(one.record.tokens)]
+    except (UserError, KeyError):
+        return None
+    if prod(shape[:-1]) != ids.size or row >= ids.size:
+        return None
+    length = ids.shape[-1] if ids.ndim else 1
+    its = ids.reshape(-1, length)[row // length]
+    return Sequenced({i: int(x) for i, x in enumerate(its)}, row % length)
+
+
+@singledispatch
+def has_tokens(run: Any) -> bool:
+    """Whether a run says which tokens its rows are of."""
+    raise TypeError(f"{type(run).__name__} has no tokens")
+
+
+@has_tokens.register
+def _(_run: Run) -> bool:
+    return True
+
+
+@has_tokens.register
+def _(run: Opened) -> bool:
+    return any(one.record.tokens is not None for one in run.entries)
+
+
 @dataclass(frozen=True)
 class Token:
-    """A token in its context; ``ratio``: its largest forward error over an emulated policy's, ``at``: where.
+    """A token in its context; ``ratio``: its largest forward error over that of rounding, ``at``: where.
 
     ``kl``: of the prediction after it from FP64's, in nats; None where its logits were not recorded.
     """
@@ -37,22 +103,28 @@ class Token:
     kl: float | None
 
 
-def worst_ratios(found: Comparison[Run], text: Text | None) -> list[Token]:
-    """Return the tokens with the largest ratios, largest first; ``text``: makes text of ids, None: ids are shown."""
-    at: dict[tuple[str, int], tuple[float, ErrorRecord]] = {}
-    for ratio, position, e in _ratios(found.errors):
-        key = (e.prompt, position)
-        if key in at:
-            at[key] = max(at[key], (ratio, e), key=_ratio)
-        elif len(at) < SHOWN or ratio > min(at.values(), key=_ratio)[0]:
-            at[key] = (ratio, e)
-            if len(at) > SHOWN:
+def worst_ratios(found: Comparison[Any], text: Text | None) -> list[Token]:
+    """Return the tokens with the largest ratios, largest first; ``text``: makes text of ids, None: ids are shown.
+
+    Of a program those whose ids it says.
+    """
+    at: dict[Hashable, tuple[float, int, ErrorRecord]] = {}
+    for ratio, row, e in _ratios(found.errors):
+        key = token_key(found.run, e, row)
+        least = at[key][0] if key in at else min(at.values(), key=_ratio)[0] if len(at) == SHOWN else -1.0
+        if ratio > least and sequence_of(found.run, e, row) is not None:
+            if key not in at and len(at) == SHOWN:
                 del at[min(reversed(at), key=lambda key: at[key][0])]  # of equal ones the last
-    kls = _kls(found.errors, at)
-    return [_token(found.run, key, *at[key], kls.get(key), text) for key in sorted(at, key=lambda key: -at[key][0])]
+            at[key] = (ratio, row, e)
+    kls, tokens = _kls(found, at), []
+    for key, (ratio, row, e) in sorted(at.items(), key=lambda x: -x[1][0]):
+        if (its := sequence_of(found.run, e, row)) is not None:
+            shown = in_context(its.ids, its.position, text)
+            tokens.append(Token(e.prompt, its.position, *shown, ratio, Place.of(e), kls.get(key)))
+    return tokens
 
 
-def _ratio(found: tuple[float, ErrorRecord]) -> float:
+def _ratio(found: tuple[float, int, ErrorRecord]) -> float:
     return found[0]
 
 
@@ -63,19 +135,15 @@ def _ratios(errors: Sequence[ErrorRecord]) -> Iterator[tuple[float, int, ErrorRe
             yield value(ratio), position, e
 
 
-def _kls(errors: Sequence[ErrorRecord], wanted: Container[tuple[str, int]]) -> dict[tuple[str, int], float]:
-    found: dict[tuple[str, int], float] = {}
-    for e in of_kinds(errors, ForwardError):
+def _kls(found: Comparison[Any], wanted: Container[Hashable]) -> dict[Hashable, float]:
+    kls: dict[Hashable, float] = {}
+    for e in of_kinds(found.errors, ForwardError):
         if e.distribution is not None:
-            for position, kl in zip(e.distribution.positions, e.distribution.kl, strict=False):
-                if (key := (e.prompt, position)) in wanted:
-                    found[key] = max(found.get(key, 0.0), value(kl))
-    return found
-
-
-def _token(run: Run, key: tuple[str, int], ratio: float, e: ErrorRecord, kl: float | None, text: Text | None) -> Token:
-    prompt, position = key
-    return Token(prompt, position, *in_context(token_ids(run, prompt), position, text), ratio, Place.of(e), kl)
+            for row, kl in zip(e.distribution.positions, e.distribution.kl, strict=False):
+                key = token_key(found.run, e, row)
+                if key in wanted and sequence_of(found.run, e, row) is not None:  # logits of some rows count otherwise
+                    kls[key] = max(kls.get(key, 0.0), value(kl))
+    return kls
 
 
 def in_context(ids: Mapping[int, int], position: int, text: Text | None) -> tuple[str, str, str]:
@@ -107,11 +175,18 @@ def _ids(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def text_of(run: Run) -> Text | None:
-    """Return what makes text of the run's ids: its model's tokenizer where that is on this machine and is the one.
+@singledispatch
+def text_of(_run: Any) -> Text | None:
+    """Return what makes text of a run's ids: its model's tokenizer where that is on this machine and is the one.
 
     Nothing is fetched. It is the one if it makes of the ids of every prompt the text that was recorded with them.
+    A program has none.
     """
+    return None
+
+
+@text_of.register
+def _(run: Run) -> Text | None:
     from precaudit.models.checkpoints import open_checkpoint
     from precaudit.models.checkpoints.opening import recorded_source
 

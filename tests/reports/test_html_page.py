@@ -12,12 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import precaudit
+from precaudit import Entry, Program
 from precaudit.cli import run
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.judging.judgement import Judgement
@@ -452,6 +455,45 @@ def test_a_program_s_run(program_run, tmp_path):
     page = inert(html.render(tmp_path / "run"))
     assert {"remedies", "share0"} <= set(page.data["charts"])
     assert "256" in page.said["text"]
+
+
+def test_a_program_that_says_its_tokens_has_its_worst_ones_and_what_decode_sees_again(tmp_path):
+    """Means of embeddings so far: of four tokens at once, of two more one by one, of all six: 4 and 2 are seen again."""
+    ids = (3, 1, 4, 1, 5, 9)
+
+    def whole(e, tokens):
+        mean = jnp.cumsum(e[tokens], 0) / jnp.arange(1.0, 1.0 + len(tokens))[:, None]
+        return jnp.tanh(mean) @ e.T, e[tokens].sum(0)
+
+    def decode(e, token, at, total):
+        total = total + e[token]
+        return jnp.tanh(total / (at.astype(jnp.float32) + 1)) @ e.T, total
+
+    then = {
+        "decode": Entry(
+            decode, lambda _, out: (jnp.int32(ids[4]), jnp.int32(4), out[1]), 1,
+            lambda _, out: (jnp.int32(ids[5]), jnp.int32(5), out[1]), ("logits", "total"), tokens=0, start=1,
+        ),
+        "again": Entry(whole, lambda *_: (jnp.array(ids),), outputs=("logits", "total"), tokens=0),
+    }  # fmt: skip
+    embedded = jax.random.normal(jax.random.key(3), (10, 8), jnp.float32)
+    given = (embedded, {"a": (jnp.array(ids[:4]),)})
+    program = Program(whole, *given, outputs=("logits", "total"), tokens=0, entry="prefill", then=then)
+    compare_program(trace_program(program, tmp_path / "run"), program)
+    found = gather_run(tmp_path / "run")
+    told = worst_ratios(found.compared, None)
+    assert len({(t.at.phase, t.at.step, t.position) for t in told}) == len(told) >= 3
+    held = {"prefill call": ids[:4], "again call": ids}
+    for t in told:
+        its = held.get(t.at.phase) or ids[4 + t.at.step :][:1]
+        assert (t.before, t.text) == (" ".join(map(str, its[: t.position])), str(its[t.position]))
+    assert told[0].ratio == max(
+        e.scopes["token"]["ratio"][0] for e in found.errors
+        if e.kind == "forward" and (e.phase == "decode call" or e.n > 10)  # n of a sum over all tokens is 8
+    )  # fmt: skip
+    bodies, _ = sections_of(html.gathered_page(found))
+    assert "top-1 equal at 6 of 6 positions" in dict(bodies)["Prefill against decode"]
+    assert dict(bodies)["The worst tokens"].count("<tr") == len(told) + 1
 
 
 # The command

@@ -66,7 +66,8 @@ def label(stack: tuple[Frame, ...], scope: str = "") -> Label:
         if said := ".".join((*filter(None, [name]), *below)):
             return Label(said, source, places)
         begin = i + 1
-    functions = (stack[i][3].rpartition(".")[2] for i in own if stack[i][3] != "<lambda>")
+    named = (stack[i][3].rpartition(".")[2] for i in own)  # no <lambda>, and no <dictcomp>, which newer Pythons lack
+    functions = (name for name in named if not name.startswith("<"))
     return Label(scope or plain or next(functions, "value"), source, places)
 
 

@@ -279,7 +279,7 @@ class Sitting(App[None]):
         if cell is None or run is None:
             return
         if "of" not in self._text:
-            self._text["of"] = None if run.program is not None else text_of(run.compared.run)
+            self._text["of"] = text_of(run.compared.run)
         look = look_of(run, self.filters)
         errors: Sequence[ErrorRecord] = run.errors
         try:

@@ -3,14 +3,12 @@
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
-from math import inf, isnan, prod
+from math import inf, isnan
 
-from precaudit.errors import UserError
 from precaudit.judging.programs import sources
-from precaudit.recording.runs.programs import Opened
 from precaudit.reports.cells import KINDS, Cell, story
 from precaudit.reports.gathered import Recalled
-from precaudit.reports.tokens import Text, in_context, token_ids
+from precaudit.reports.tokens import Text, in_context, sequence_of
 from precaudit.schema.digits import digits
 from precaudit.schema.filed import of_place
 from precaudit.schema.graphs.decoder import POINTS
@@ -74,30 +72,10 @@ def _made_by(run: Recalled, point: str) -> Iterator[tuple[str, str]]:
         yield "computed from", ", ".join(POINTS[point].inputs)
 
 
-def _context(run: Recalled, e: ErrorRecord, position: int, text: Text | None) -> str:
+def _context(run: Recalled, e: ErrorRecord, row: int, text: Text | None) -> str:
     """Return a token between what stands before and after it, marked; nothing of a program without token ids."""
-    if run.program is None:
-        before, this, after = in_context(token_ids(run.compared.run, e.prompt), position, text)
-        return f"{before}«{this}»{after}  "
-    ids = None if run.program is None else _fed(run.program, e, position)
-    if ids is None:
+    its = sequence_of(run.compared.run, e, row)
+    if its is None:
         return ""
-    before, this, after = in_context(dict(enumerate(ids[0])), ids[1], None)
-    return " ".join(filter(None, (before, f"«{this}»", after))) + "  "
-
-
-def _fed(program: Opened, e: ErrorRecord, row: int) -> tuple[list[int], int] | None:
-    """Return the token ids of the sequence that a row of a point belongs to, and which of them is its own."""
-    one = next((x for x in program.entries if x.record.phase == e.phase), None)
-    if one is None or one.record.tokens is None:
-        return None
-    shape = next((p.shape for p in (*one.record.points, *one.record.outputs) if p.name == e.point), ())
-    try:
-        ids = one.tensors(e.prompt, e.step, "inputs")[str(one.record.tokens)]
-    except (UserError, KeyError):
-        return None
-    if prod(shape[:-1]) != ids.size or row >= ids.size:
-        return None
-    length = ids.shape[-1] if ids.ndim else 1
-    rows = ids.reshape(-1, length)
-    return [int(x) for x in rows[row // length]], row % length
+    before, this, after = in_context(its.ids, its.position, text)
+    return " ".join(filter(None, (before, f"«{this}»", after))) + "  " if text is None else f"{before}«{this}»{after}  "
