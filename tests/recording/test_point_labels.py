@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,13 @@ def test_a_line_that_hands_a_call_on_is_no_place(tmp_path):
     found = named(call, jnp.ones((8, 8)), X)
     assert list(found.values()) == [f"test_point_labels.py:{line}", "plumbing.py:11"]
     assert list(found)[1] == "hidden"
+
+
+def test_what_a_comprehension_makes_has_its_functions_name():
+    def every_head(w, x):
+        return [x @ w * n for n in (1.0, 2.0)], {str(n): jnp.tanh(x) @ w for n in (1, 2)}
+
+    assert {re.split("[~#]", name)[0] for name in named(every_head, jnp.ones((8, 8)), X)} == {"every_head"}
 
 
 @pytest.mark.turn  # 3 s
