@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -458,7 +457,7 @@ def test_a_program_s_run(program_run, tmp_path):
 
 
 def test_a_program_that_says_its_tokens_has_its_worst_ones_and_what_decode_sees_again(tmp_path):
-    """Means of embeddings so far: of four tokens at once, of two more one by one, of all six: 4 and 2 are seen again."""
+    """Means of embeddings so far: of four tokens at once, of two more one by one, of all six; each is seen twice."""
     ids = (3, 1, 4, 1, 5, 9)
 
     def whole(e, tokens):
