@@ -6,6 +6,7 @@ from typing import Any
 
 from precaudit.judging.baselines import BaselineRecord, provenance
 from precaudit.judging.programs import program_provenance
+from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.opening import AnyRun, open_any
 from precaudit.recording.runs.compared_programs import recall_program
 from precaudit.recording.runs.programs import Opened
@@ -18,10 +19,27 @@ def recall_any(run: AnyRun | Path | str) -> Comparison[Any]:
 
     Raises UserError where it was not compared.
     """
-    opened = open_any(run, partial=True, held=False)
-    if isinstance(opened, Opened):
-        return recall_program(opened)
-    return recall(opened if isinstance(opened, Run) else opened.folder, held=False)
+    return _recalled(open_any(run, partial=True, held=False))
+
+
+@singledispatch
+def _recalled(run: Any) -> Comparison[Any]:
+    raise TypeError(f"{type(run).__name__} is no run")
+
+
+@_recalled.register
+def _(run: Run) -> Comparison[Run]:
+    return recall(run, held=False)
+
+
+@_recalled.register
+def _(run: Imported) -> Comparison[Run]:
+    return recall(run.folder, held=False)
+
+
+@_recalled.register
+def _(run: Opened) -> Comparison[Opened]:
+    return recall_program(run)
 
 
 @singledispatch

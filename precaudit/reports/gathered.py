@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,10 +75,18 @@ class Gathered(Recalled):
 def recall_run(folder: Path) -> Recalled:
     """Read what compare wrote of a run; raises UserError for what was not compared, or was altered."""
     found = recall_any(folder)
-    if not isinstance(found.run, Opened):
-        return Recalled(folder, found)
-    record = found.run.record
-    return Recalled(folder, found, {p.name: p.source for p in (*record.points, *record.outputs) if p.source})
+    return Recalled(folder, found, _sources(found.run))
+
+
+@singledispatch
+def _sources(_run: Any) -> dict[str, str]:
+    """Return the line that made each point of a run; a model's are not the user's."""
+    return {}
+
+
+@_sources.register
+def _(run: Opened) -> dict[str, str]:
+    return {p.name: p.source for one in run.entries for p in (*one.record.points, *one.record.outputs) if p.source}
 
 
 def gather_run(folder: Path, filters: Filters | None = None) -> Gathered:
@@ -118,9 +127,7 @@ def gather(run: Recalled) -> Gathered:
     where none is, or nothing where something fails.
     """
     said = gate(run.compared)
-    changes = (
-        _of_run(run.folder, "remedies", Remedy) if run.program is None else _of_run(run.folder, "lines", LineRemedy)
-    )
+    changes = _of_run(run.folder, "remedies", Remedy)  # changes of a policy's keys, or of lines
     return Gathered(
         run.folder,
         run.compared,
@@ -128,7 +135,7 @@ def gather(run: Recalled) -> Gathered:
         judgement=said,
         findings=findings_of(run.folder, said),
         shares=_of_run(run.folder, "shares", Shares),
-        remedies=changes,
+        remedies=_of_run(run.folder, "lines", LineRemedy) if changes is None else changes,
     )
 
 

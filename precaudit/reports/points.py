@@ -4,8 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.opening import open_any
@@ -37,11 +39,12 @@ def recorded_entries(folder: Path) -> dict[str, Sequence[ProgramPoint]]:
     if is_sketched(folder):
         runs = sketches_in(folder).items()
         return {f"{name} {one.record.entry}".strip(): one.record.points for name, run in runs for one in run.entries}
-    run = open_any(folder, partial=True)
-    if isinstance(run, Opened):
-        ranges = _ranges(run.points)
-        return {one.record.entry: [_with_range(p, ranges.get((one.record.phase, p.name))) for p in one.record.points]
-                for one in run.entries}  # fmt: skip
+    return _points(open_any(folder, partial=True))
+
+
+@singledispatch
+def _points(run: Any) -> dict[str, Sequence[ProgramPoint]]:
+    """Return the points of a model's run, or of a dump: those that their lines tell of."""
     lines = run.points
     found: dict[str, dict[str, list[PointRecord]]] = defaultdict(lambda: defaultdict(list))
     for p in lines:
@@ -50,6 +53,15 @@ def recorded_entries(folder: Path) -> dict[str, Sequence[ProgramPoint]]:
     return {
         phase: [_with_range(_model_point(its[name]), ranges.get((phase, name))) for name in sorted(its, key=_order)]
         for phase, its in found.items()
+    }
+
+
+@_points.register
+def _(run: Opened) -> dict[str, Sequence[ProgramPoint]]:
+    ranges = _ranges(run.points)
+    return {
+        one.record.entry: [_with_range(p, ranges.get((one.record.phase, p.name))) for p in one.record.points]
+        for one in run.entries
     }
 
 

@@ -1,5 +1,6 @@
 """The same run once more: does it give the same bits twice."""
 
+from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,23 @@ def repeat(
     ``subject``: its program, where it was not the shipped decoder; of a Program's run that Program or its name, by
     default the one that the run names. Raises UserError as ``trace`` does, and where the program is not at hand.
     """
-    opened, told = open_any(run), progress or Progress()
-    given: Any = subject
-    if isinstance(opened, Opened):
-        from precaudit.recording.programs.repeat import repeat_program
+    return _repeated(open_any(run), output, subject, force, progress or Progress())
 
-        return repeat_program(opened, output, given, force, told.advance)
-    if isinstance(opened, Run):
-        from precaudit.recording.tracing.repeat import repeat as repeat_model
 
-        return repeat_model(opened, output, given, force, told)
-    raise UserError(f"{opened.folder} was imported: nothing here made it")
+@singledispatch
+def _repeated(run: Any, _output: Path | str, _given: Any, _force: bool, _progress: Progress) -> "Repeat":
+    raise UserError(f"{run.folder} was imported: nothing here made it")
+
+
+@_repeated.register
+def _(run: Opened, output: Path | str, given: Any, force: bool, progress: Progress) -> "Repeat":
+    from precaudit.recording.programs.repeat import repeat_program
+
+    return repeat_program(run, output, given, force, progress.advance)
+
+
+@_repeated.register
+def _(run: Run, output: Path | str, given: Any, force: bool, progress: Progress) -> "Repeat":
+    from precaudit.recording.tracing.repeat import repeat as repeat_model
+
+    return repeat_model(run, output, given, force, progress)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, singledispatch
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison
 from precaudit.references.comparison.pairs import (
+    Calls,
     CaseSides,
     Common,
     PairPiece,
@@ -75,9 +77,8 @@ class SidePair:
         """Both, case by case: by calls where one of them is a program's."""
         a, b = (_sides(x) for x in self.both)
         programs = [any(is_call(p.phase) for c in side.cases[:1] for p in side.of(c).places) for side in (a, b)]
-        calls = [x for x in self.both if isinstance(x, Opened)]
-        if len(calls) == 2:
-            b = _numbered_as(b, *calls)
+        if a.calls is not None and b.calls is not None:
+            b = _numbered_as(b, a.calls, b.calls)
         if any(programs) and not all(programs):
             a, b = (side if program else _as_calls(side) for side, program in zip((a, b), programs, strict=True))
         return a, b
@@ -120,16 +121,16 @@ def compare_runs(
     """
     both = open_any(run, held=False), open_any(against, held=False)
     pair = SidePair(both)
-    sides, beside, by = pair.sides, tuple(_beside(*both)), by or Threads()
+    sides, by = pair.sides, by or Threads()
+    beside = tuple(_beside(*sides))
     errors: Iterable[ErrorRecord] = ()
     notes: list[str] = []
     if not beside or all(side.cases for side in sides):  # a dump may hold reported numbers alone
         common, notes = common_kinds(*sides)
         pieces = divide_cases(sorted(c for c in sides[0].cases if c in common["cases"]), by)
         errors = (e for some in in_waves(by, piece_records, CommonPair(pair, common), pieces, tell) for e in some)
-    calls = [x for x in both if isinstance(x, Opened)]
-    notes += _inputs(*calls) if len(calls) == 2 else token_notes(*sides)
-    notes += [f"not in the dump: {text}" for x in both if isinstance(x, Imported) for text in x.record.absent]
+    notes += _inputs(*sides) if all(side.calls is not None for side in sides) else token_notes(*sides)
+    notes += [f"not in the dump: {text}" for side in sides for text in side.lacks]
     folder = against_folder(both[0].folder, both[1].folder)
     with made_folder(folder):
         write_lines(folder / "errors.jsonl", errors)
@@ -169,14 +170,17 @@ def _(run: Imported) -> CaseSides:
     def side(case: str) -> Side:
         return Side(run.record.id, run.folder, cases[case], lambda place: run.tensor(index[place]), rows, tokens.get)
 
-    return CaseSides(run.folder, tuple(cases), side)
+    return CaseSides(run.folder, tuple(cases), side, lacks=run.record.absent, reported=run.record.reported)
 
 
 @_sides.register
 def _(run: Opened) -> CaseSides:
     entries = {one.record.phase: one for one in run.entries}
     cases = tuple(dict.fromkeys(case for one in entries.values() for case in one.record.cases))
-    return CaseSides(run.folder, cases, partial(_case, run, entries))
+    began = {phase: one.record.began for phase, one in entries.items()}
+    first = range(run.record.began, run.record.began + run.record.calls)
+    calls = Calls(began, first, lambda case, call: run.tensors(case, call, "inputs"))
+    return CaseSides(run.folder, cases, partial(_case, run, entries), calls)
 
 
 def _case(run: Opened, entries: Mapping[str, Opened], case: str) -> Side:
@@ -221,13 +225,12 @@ def _case_as_calls(side: Side) -> Side:
     )
 
 
-def _numbered_as(sides: CaseSides, first: Opened, second: Opened) -> CaseSides:
+def _numbered_as(sides: CaseSides, first: Calls, second: Calls) -> CaseSides:
     """Return the second of two runs with its calls as the first numbers them, where either was begun at a later one.
 
     Calls before the first run's first are left out.
     """
-    began = {one.record.phase: one.record.began for one in first.entries}
-    later = {one.record.phase: one.record.began - began.get(one.record.phase, 0) for one in second.entries}
+    later = {phase: began - first.began.get(phase, 0) for phase, began in second.began.items()}
     if not any(later.values()):
         return sides
 
@@ -243,27 +246,26 @@ def _numbered_as(sides: CaseSides, first: Opened, second: Opened) -> CaseSides:
     return replace(sides, of=case_of)
 
 
-def _inputs(a: Opened, b: Opened) -> Iterator[str]:
+def _inputs(a: CaseSides, b: CaseSides) -> Iterator[str]:
     """Yield the cases that two programs were not given the same inputs for, in the first call that both hold."""
-    later = b.record.began - a.record.began
-    calls = (max(later, 0), max(-later, 0))
-    if any(call >= run.record.calls for run, call in zip((a, b), calls, strict=True)):
-        return
-    for case in (c for c in a.record.cases if c in b.record.cases):
-        x, y = (run.tensors(case, call, "inputs") for run, call in zip((a, b), calls, strict=True))
+    assert a.calls is not None
+    assert b.calls is not None
+    both = [n for n in a.calls.first if n in b.calls.first][:1]
+    for call, case in product(both, (c for c in a.cases if c in b.cases)):
+        x, y = (calls.inputs(case, call - calls.first.start) for calls in (a.calls, b.calls))
         differ = sorted(k for k in {**x, **y} if k not in x or k not in y or x[k].tobytes() != y[k].tobytes())
         if differ:
             yield f"{case}: the inputs of the first call differ (leaves {', '.join(differ[:5])})"
 
 
-def _beside(run: AnyRun, against: AnyRun) -> Iterator[ReportedNumber]:
+def _beside(run: CaseSides, against: CaseSides) -> Iterator[ReportedNumber]:
     """Yield the numbers that a dump reports, with what compare wrote of the other run."""
     for dump, other in ((run, against), (against, run)):
-        if isinstance(dump, Imported) and (told := dump.record.reported):
+        if dump.reported:
             errors, pairs = other.folder / "errors.jsonl", other.folder / "prefill_decode.jsonl"
             written = read_lines(errors, ERROR_KINDS) if errors.is_file() else []
             views = read_lines(pairs, PrefillDecodeRecord) if pairs.is_file() else []
-            for x in told:
+            for x in dump.reported:
                 yield ReportedNumber(x, _here(x, written, views))
 
 

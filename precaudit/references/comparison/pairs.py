@@ -18,6 +18,7 @@ from precaudit.schema.metrics.rows import measure_rows
 from precaudit.schema.metrics.sizes import canonical, sizes
 from precaudit.schema.places import Place
 from precaudit.schema.records.errors import ErrorRecord, PairError
+from precaudit.schema.records.manifests import Reported
 from precaudit.schema.records.runs import RunRecord
 
 NAMED = 5  # that a note lists
@@ -56,11 +57,29 @@ class Side:
 
 @dataclass(frozen=True)
 class CaseSides:
-    """A run of any kind, a case at a time: those it holds tensors of, and what gives one."""
+    """A run of any kind, a case at a time: those it holds tensors of, and what gives one.
+
+    ``calls``: which calls of a function these are, where that is what was run. Of a dump ``lacks``: what it has no
+    tensors of, and ``reported``: numbers that it reports.
+    """
 
     folder: Path
     cases: tuple[str, ...]
     of: Callable[[str], Side]
+    calls: "Calls | None" = None
+    lacks: tuple[str, ...] = ()
+    reported: tuple[Reported, ...] = ()
+
+
+class Calls(NamedTuple):
+    """The calls of a function that a run holds: the number of the first one of each phase, and what gives inputs.
+
+    ``first``: its number and how many there are, of the first phase; ``inputs``: leaves of a case and a call by number.
+    """
+
+    began: Mapping[str, int]
+    first: range
+    inputs: Callable[[str, int], Mapping[str, Array]]
 
 
 class PairPiece(NamedTuple):
