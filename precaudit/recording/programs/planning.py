@@ -6,12 +6,14 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+from msgspec.structs import replace
 
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.jaxpr.keys import key_bits
 from precaudit.interpreters.jaxpr.tag import Tagged, TapChoice, Which
 from precaudit.interpreters.tpu.target import Target
 from precaudit.recording.programs.entries import entries_of, with_values
+from precaudit.recording.programs.loop_room import NO_ROOM, Room
 from precaudit.recording.programs.preparing import (
     code_hash,
     most_steps,
@@ -69,19 +71,33 @@ def points(program: Program, taps: Which | None = None, entry: str | None = None
     return next(points_of(made, None) for one, made in every if one.entry == (entry or program.entry))
 
 
-def _prepare(program: Program, select: ProgramSelection, target: Target | None) -> list[tuple[Program, Tagged]]:
-    """Return every entry point, and with its taps."""
+def _prepare(
+    program: Program, select: ProgramSelection, target: Target | None, room: Room = NO_ROOM
+) -> list[tuple[Program, Tagged]]:
+    """Return every entry point, and with its taps; ``room``: as ``plan`` takes it."""
     every, choice, layers = entries_of(program), TapChoice(select.taps), select.layers
     made = [prepare_program(one, choice, layers, () if i else None, target) for i, one in enumerate(every)]
     if any(x.loops for x in made[1:]):  # how long they run is counted on values
         every = with_values(program)
         made = [prepare_program(one, choice, layers, target=target) for one in every]
-    return list(zip(every, made, strict=True))
+    found = []
+    for one, tags in zip(every, made, strict=True):
+        held = recorded_loops(tags)
+        wide = [replace(x, iterations=max(x.iterations, room.get((one.entry, x.name), 0))) for x in held]
+        again = wide != [*held]
+        found.append((one, prepare_program(one, choice, layers, wide, target) if again else tags))
+    return found
 
 
-def plan(program: Program, select: ProgramSelection, target: Target | None = None) -> list[Planned]:
-    """Return every entry point up to the last that is recorded; raises UserError for what none of them has."""
-    every, asked, positions, phases = _prepare(program, select, target), select.points, select.positions, select.phases
+def plan(
+    program: Program, select: ProgramSelection, target: Target | None = None, room: Room = NO_ROOM
+) -> list[Planned]:
+    """Return every entry point up to the last that is recorded; raises UserError for what none of them has.
+
+    ``room``: iterations of while loops that are recorded at least, by entry point and loop.
+    """
+    every, asked = _prepare(program, select, target, room), select.points
+    positions, phases = select.positions, select.phases
     names = [one.entry for one, _ in every]
     if unknown := [name for name in phases or () if name not in names]:
         raise UserError(f"no entry point of the program is named {unknown[0]!r}{nearest(unknown[0], names)}")

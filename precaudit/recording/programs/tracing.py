@@ -1,6 +1,6 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +11,6 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, enough_memory
-from precaudit.interpreters.jaxpr.bounded import MORE
-from precaudit.interpreters.jaxpr.keys import on_host
-from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.sketches import sketching
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.interpreters.jaxpr.tag import Tagged, capturing
@@ -24,6 +21,7 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.programs.chips import chips_note
 from precaudit.recording.programs.disturbance import note_disturbance, outputs_apart
 from precaudit.recording.programs.entries import first_inputs
+from precaudit.recording.programs.loop_room import Room, check_loops_ended, room_notes, with_room
 from precaudit.recording.programs.planning import WHOLE_PROGRAM, Planned, ProgramSelection, entry_run, plan, size_of
 from precaudit.recording.programs.preparing import code_hash, error_text, jit_for, next_inputs
 from precaudit.recording.programs.program import OUTPUT, Program
@@ -84,10 +82,24 @@ def trace_program(
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
-    options = options or ProgramTraceOptions()
+    options, folder = options or ProgramTraceOptions(), Path(folder)
     layers = None if select.layers is None else tuple(sorted(set(select.layers)))
-    planned, target = plan(program, replace(select, layers=layers), options.target), options.target
-    kept, folder, chips = [x for x in planned if x.calls], Path(folder), chips_note(planned, target)
+    select = replace(select, layers=layers)
+
+    def trace(room: Room, again: bool) -> Opened:
+        how = replace(options, force=True, resume=False) if again else options
+        return _trace(program, folder, select, how, room, tell)
+
+    return with_room(trace, folder, options.resume)
+
+
+def _trace(
+    program: Program, folder: Path, select: ProgramSelection, options: ProgramTraceOptions, room: Room, tell: Advance
+) -> Opened:
+    """Run every case and record it, with ``room`` for iterations of loops; raises RanOnError where it is too little."""
+    layers, target = select.layers, options.target
+    planned = plan(program, select, target, room)
+    kept, chips = [x for x in planned if x.calls], chips_note(planned, target)
     writer = CallWriter(folder)
     code = {f"the operations of {x.program.entry}": code_hash(x.made) for x in kept if x.made is not None}
     writer.hosts.agree("what is traced", {"the folder -o": str(folder), **code})
@@ -101,7 +113,8 @@ def trace_program(
             prepare_folder(folder, options.force)
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=options.reference, taps=select.taps,
-        cases=tuple(program.cases), layers=layers, asked=None if select.points is None else tuple(select.points),
+        cases=tuple(program.cases), layers=None if layers is None else tuple(layers),
+        asked=None if select.points is None else tuple(select.points),
         policy=_announced_policy(program), origin=program.weights and by_url(program.weights),
         device=str(jax.devices()[0]) if target is None else device_name(target),
         command=options.command, flushes=True if target is not None else device_flushes(),
@@ -109,7 +122,7 @@ def trace_program(
             *([NARROWED] if jax.config.jax_enable_x64 else []), *_not_finite(program), *_unrecorded_calls_note(planned),
             *_without_floats("taps", (name for x in kept if x.made for name in x.made.aside)),
             *_without_floats("outputs", (name for x in kept if x.made for name in _other_outputs(x.program, x.made))),
-            *(() if target is None else assumptions(target)), *chips,
+            *room_notes(room, held), *(() if target is None else assumptions(target)), *chips,
         ),
         started=now(), then=tuple(then),
         processes=devices_of_processes(), sketch=options.sketch, **run_conditions(),
@@ -221,7 +234,7 @@ def _case(
             where = f"{case}, {record.phase if record else entry.entry} {call}"
             out, held = _ran(one.captured, one.bare, given, where, record)
             if record is not None and call in calls:
-                _check_loops_ended(record, held, case, number_of)
+                check_loops_ended(record, held, case, number_of)
                 if number_of == 0:
                     if strict and not found.strictly:
                         found.strictly = (_strictly(case, jit_for(entry.call, None)(*given), one.bare(*given)),)
@@ -317,16 +330,6 @@ def _ran(
             except (TypeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as own:
                 raise UserError(f"{where}: the program does not run: {error_text(own)}") from error
         raise
-
-
-def _check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
-    """Raise UserError where a while loop would have gone on after the iterations that were counted."""
-    for loop in record.loops:
-        if any(np.any(on_host(x)) for name, x in taps.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
-            raise UserError(
-                f"{case}, call {call}: the while loop {loop.name} ({loop.source}) took {loop.iterations} iterations "
-                "when they were counted and more when it was recorded: rounding decides when it ends; end it by a count"
-            )
 
 
 def _strictly(case: str, usual: jax.Array, strict: jax.Array) -> str:
