@@ -38,14 +38,14 @@ def _repeated(run: Any, _output: Path | str, _given: Any, _force: bool, _progres
     raise UserError(f"{run.folder} was imported: nothing here made it")
 
 
-@_repeated.register
+@_repeated.register(Opened)
 def _(run: Opened, output: Path | str, given: Any, force: bool, progress: Progress) -> "Repeat":
     from precaudit.recording.programs.repeat import repeat_program
 
     return repeat_program(run, output, given, force, progress.advance)
 
 
-@_repeated.register
+@_repeated.register(Run)
 def _(run: Run, output: Path | str, given: Any, force: bool, progress: Progress) -> "Repeat":
     from precaudit.recording.tracing.repeat import repeat as repeat_model
 

@@ -28,7 +28,8 @@ Again = Callable[[Any], Any]  # moves another array as an equation moves its ope
 class Source(NamedTuple):
     """What made a value: an operation and its operands, in FP64; ``scaled`` and ``shifted`` end with a constant.
 
-    ``over`` is a quotient that begins with one. ``names``: the variables that hold it, some of them moved.
+    ``over`` is a quotient that begins with one, ``mirrored`` a difference. ``names``: the variables that hold it,
+    some of them moved.
     """
 
     name: str
@@ -122,7 +123,11 @@ class Algebra:
             return None if others else Source("over" if constant[0] else "div", tuple(inputs))
         if name in ("mul", "add", "sub") and any(constant):
             if name == "sub":
-                return Source("shifted", (inputs[0], -inputs[1])) if constant[1] else None
+                return (
+                    Source("shifted", (inputs[0], -inputs[1]))
+                    if constant[1]
+                    else Source("mirrored", (inputs[1], inputs[0]))
+                )
             rest, fixed = inputs if constant[1] else (inputs[1], inputs[0])
             return Source("scaled" if name == "mul" else "shifted", (rest, fixed))
         if name == "pow":  # XLA converts an exponent that is a whole number to the base's format first
@@ -246,12 +251,14 @@ def _exponential_minus_one(x: Any, once: Once) -> Any:
 
 
 def _shift(equation: jex.JaxprEqn, inputs: Sequence[Any], of: Sequence[Source | None], once: Once) -> Any | None:
-    """Return a constant that is added after another as one with it."""
+    """Return a constant that is added after another as one with it: (A + B) + C, and (A − x) + C as (A + C) − x."""
     sign = -1 if equation.primitive.name == "sub" else 1
     for i, source in enumerate(of):
         fixed = hasattr(equation.invars[1 - i], "val") and (i == 0 or sign == 1)
-        if source is not None and source.name == "shifted" and fixed:
-            return source.inputs[0] + once(source.inputs[1] + sign * inputs[1 - i])
+        if source is not None and source.name in ("shifted", "mirrored") and fixed:
+            x, constant = source.inputs
+            whole = once(constant + sign * inputs[1 - i])
+            return whole + x if source.name == "shifted" else whole - x
     return None
 
 

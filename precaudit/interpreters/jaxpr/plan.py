@@ -1,7 +1,7 @@
 """Which variables of a program are tapped automatically, and under which names.
 
 Tapped are the results of products, what goes into them that no product made (a norm's, RoPE's, softmax's, a gate's
-output), what is written into a cache, and the program's float results.
+output), what is written into a cache, small floats that a loop hands on, and the program's float results.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from precaudit.interpreters.jaxpr.jax_versions import bodies, body_of_call, open_jaxpr, scan_counts
-from precaudit.interpreters.jaxpr.labels import Label, of_equation
+from precaudit.interpreters.jaxpr.labels import UNNAMED, Label, of_equation
 from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.whole import WholeNumbers
@@ -41,6 +41,8 @@ LAYOUT = {
 }
 LOOPS = {"scan", "while"}
 CHOICES = {"argmax", "argmin", "sort", "top_k"}
+SMALL = 4096  # elements of what while loops hand on, that are recorded of every step
+MUCH = 16  # times as many elements the largest point of a scan's step has as what it hands on and is recorded so
 CARRIED = "carry"  # the primitive of a tap on a scan's state
 MOVES = LAYOUT - {"concatenate", "select_n"}  # of one array of values
 
@@ -97,9 +99,13 @@ class Plan:
         }
 
     def label(self, e: jex.JaxprEqn) -> Label:
-        """Return an equation's label; of one that a library made in a function that it compiles, the call's."""
-        found = of_equation(e)
-        return next((x for x in map(of_equation, reversed(self.around)) if not found.source and x.source), found)
+        """Return an equation's label; of one that a library made in a function that it compiles, the call's.
+
+        What a lambda makes, which names nothing, has the name of the loop or the call that it is handed to.
+        """
+        found, around = of_equation(e), [of_equation(x) for x in reversed(self.around)]
+        found = next((x for x in around if not found.source and x.source), found)
+        return next((found._replace(name=x.name) for x in around if found.name == UNNAMED != x.name), found)
 
     def walk(self, jaxpr: jex.Jaxpr, fixed: Sequence[bool], scope: str = "") -> None:
         """Plan the taps of a jaxpr; ``fixed``: which of its arguments are made of parameters alone."""
@@ -161,17 +167,30 @@ class Plan:
         (n_consts, n_carry), states = lengths, self.carried and not self.depth
         if states:
             self._tap_handed(e, body.invars[n_consts : n_consts + n_carry], scope)
-        self.depth += 1
+        self.depth, known = self.depth + 1, len(self.names)
         self._within(body, given, e.outvars, fixed, scope)
         self.depth -= 1
         if states:
             self._tap_left(e, body.outvars[:n_carry], scope)
+        elif not self.own:
+            largest = max((v.aval.size for v in list(self.names)[known:]), default=0)
+            self._tap_small(body.outvars[:n_carry], SMALL if e.primitive.name == "while" else largest // MUCH)
 
     def _tap_handed(self, e: jex.JaxprEqn, carried: Sequence[Any], scope: str) -> None:
         """Tap what each step of a loop is handed."""
         found = self.label(e)
         for v in carried:
             self.tap(v, found._replace(name=f"{found.name}.in"), CARRIED, scope, state=True)
+
+    def _tap_small(self, carried: Sequence[Any], most: int) -> None:
+        """Tap floats of at most so many elements that each step of a loop hands on, as the results that they are.
+
+        Where they are no points, a step size for one, what the next step makes of them is recomputed from the first
+        step on, through all that was recorded since, and errors grow that no rounding made.
+        """
+        for v in carried:
+            if not isinstance(v, jex.Literal) and v in self.maker and 0 < v.aval.size <= max(1, min(most, SMALL)):
+                self._operand(v, *self.maker[v])
 
     def _tap_left(self, e: jex.JaxprEqn, carried: Sequence[Any], scope: str) -> None:
         """Tap what each step of a loop hands on, and what the last one leaves."""
