@@ -24,17 +24,20 @@ TRACED_BY = re.compile(
 )  # what calls the program: no frame of it
 STANDARD = Path(ast.__file__).parent  # functools, contextlib
 CALLED = {"__call__", "call"}  # a module's own code
-UNNAMED = "value"  # what nothing gives a name
 
 Frame = tuple[str, int, int, str]  # file, line, column, function
 
 
 class Label(NamedTuple):
-    """A value's name, the innermost line of the user's code that made it (``file.py:12``), and all frames it was in."""
+    """A value's name, the innermost line of the user's code that made it (``file.py:12``), and all frames it was in.
+
+    ``named``: whether anything there gives it its name.
+    """
 
     name: str
     source: str
     stack: tuple[tuple[str, int, int], ...] = ()
+    named: bool = True
 
 
 @cache
@@ -50,7 +53,7 @@ def label(stack: tuple[Frame, ...], scope: str = "") -> Label:
     every = [i for i, f in enumerate(stack) if not LIBRARIES.search(f[0]) and Path(f[0]).parent != STANDARD]
     own = [i for i in every if not hands_on(*stack[i][:3])] or every
     if not own:
-        return Label(scope or UNNAMED, "")
+        return Label(scope or "value", "", named=bool(scope))
     first = stack[own[0]]
     source = f"{Path(first[0]).name}:{first[1]}"
     places = tuple(stack[i][:3] for i in own)
@@ -69,7 +72,8 @@ def label(stack: tuple[Frame, ...], scope: str = "") -> Label:
         begin = i + 1
     named = (stack[i][3].rpartition(".")[2] for i in own)  # no <lambda>, and no <dictcomp>, which newer Pythons lack
     functions = (name for name in named if not name.startswith("<"))
-    return Label(scope or plain or next(functions, UNNAMED), source, places)
+    said = scope or plain or next(functions, "")
+    return Label(said or "value", source, places, bool(said))
 
 
 def of_equation(equation: jex.JaxprEqn) -> Label:

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from precaudit.interpreters.jaxpr.jax_versions import bodies, body_of_call, open_jaxpr, scan_counts
-from precaudit.interpreters.jaxpr.labels import UNNAMED, Label, of_equation
+from precaudit.interpreters.jaxpr.labels import Label, of_equation
 from precaudit.interpreters.jaxpr.primitives import CALLS
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.whole import WholeNumbers
@@ -42,7 +42,7 @@ LAYOUT = {
 LOOPS = {"scan", "while"}
 CHOICES = {"argmax", "argmin", "sort", "top_k"}
 SMALL = 4096  # elements of what while loops hand on, that are recorded of every step
-MUCH = 16  # times as many elements the largest point of a scan's step has as what it hands on and is recorded so
+MUCH = 16  # times as many elements the largest point of a scan's step, no cache, has as what is recorded so
 CARRIED = "carry"  # the primitive of a tap on a scan's state
 MOVES = LAYOUT - {"concatenate", "select_n"}  # of one array of values
 
@@ -105,7 +105,7 @@ class Plan:
         """
         found, around = of_equation(e), [of_equation(x) for x in reversed(self.around)]
         found = next((x for x in around if not found.source and x.source), found)
-        return next((found._replace(name=x.name) for x in around if found.name == UNNAMED != x.name), found)
+        return next((found._replace(name=x.name) for x in around if x.named and not found.named), found)
 
     def walk(self, jaxpr: jex.Jaxpr, fixed: Sequence[bool], scope: str = "") -> None:
         """Plan the taps of a jaxpr; ``fixed``: which of its arguments are made of parameters alone."""
@@ -173,7 +173,8 @@ class Plan:
         if states:
             self._tap_left(e, body.outvars[:n_carry], scope)
         elif not self.own:
-            largest = max((v.aval.size for v in list(self.names)[known:]), default=0)
+            made = list(self.names.items())[known:]
+            largest = max((v.aval.size for v, tag in made if tag.primitive not in WRITES), default=0)
             self._tap_small(body.outvars[:n_carry], SMALL if e.primitive.name == "while" else largest // MUCH)
 
     def _tap_handed(self, e: jex.JaxprEqn, carried: Sequence[Any], scope: str) -> None:

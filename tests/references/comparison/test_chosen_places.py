@@ -24,7 +24,7 @@ from precaudit.schema.places import Place
 from precaudit.schema.records.runs import Prediction, Products
 
 LAYERS = 3
-SCAN = "value,value.in"  # the points of a layer
+SCAN = "call,call.in"  # the points of a layer
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_what_follows_a_nan_is_suspect_on_every_screen(run, capsys):
         assert judged.counts["input suspect"] == 1
     assert run_cli(["compare", str(opened.folder), "--layers", "2", "--points", SCAN, "--accum", "none"]) == 0
     first_line = capsys.readouterr().out.splitlines()[0]
-    assert first_line.startswith("? 1 input suspect: value.in of layer 2, case a: an operation before it fails, which ")
+    assert first_line.startswith("? 1 input suspect: call.in of layer 2, case a: an operation before it fails, which ")
     assert run_cli(["gate", str(opened.folder), "--layers", "2", "--points", SCAN]) == 3
     assert capsys.readouterr().out.splitlines()[0] == first_line
 
@@ -201,7 +201,7 @@ def test_another_reference_takes_the_place_of_what_it_was_held_against(run):
     opened, program = run
 
     def reference(weights, x):
-        return {"call": np.tanh(np.asarray(x, np.float64) @ np.asarray(weights[0], np.float64))}
+        return {"call~1": np.tanh(np.asarray(x, np.float64) @ np.asarray(weights[0], np.float64))}
 
     compare_program(opened, program, reference)
     look = look_at(opened, prompt="a")
