@@ -314,3 +314,28 @@ def test_what_a_lambda_makes_has_the_name_of_its_loop():
 
     names = [p.name for p in points(Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}))]
     assert {name.partition("~")[0].removesuffix(".in") for name in names} == {"grown", "call"}
+
+
+def test_a_loop_within_a_loop_ends_with_each_of_its_iterations(tmp_path):
+    """A step is halved until the loss falls; near the minimum rounding decides when that is."""
+    draw = np.random.default_rng(2).standard_normal
+    a, b, x = (jnp.asarray(draw(n) / 4, jnp.float32) for n in ((16, 16), 16, 16))
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(w @ x - b) ** 2)
+
+    def call(w, x):
+        def step(state):
+            x, n = state
+            value, slope = jax.value_and_grad(loss, argnums=1)(w, x)
+            falls = value - 0.3 * (slope @ slope)
+            size = lax.while_loop(lambda t: (loss(w, x - t * slope) > falls) & (t > 1e-4), lambda t: t * 0.5, 2.0)
+            return x - size * slope, n + 1
+
+        return lax.while_loop(lambda state: state[1] < 8, step, (x, 0))[0]
+
+    program = Program(call, a, {"a": (x,)}, outputs="x")
+    opened = trace_program(program, tmp_path / "run")
+    outer, inner = sorted(opened.record.loops, key=lambda loop: loop.name != "call")
+    assert (outer.iterations, inner.iterations) == (8, 15)  # 2 / 2¹⁵ is the first below 1e-4
+    assert gate(compare_program(opened, program)).exit_code == 0

@@ -124,15 +124,16 @@ def bounded_while(
     def tap_states(values: Sequence[Any]) -> list[Any]:
         return [tap_state(x, f".{i}") if _exact(x) else x for i, x in enumerate(values)]
 
-    def step(values: list[Any], _: None) -> tuple[list[Any], None]:
+    def step(values: list[Any], _: None) -> tuple[list[Any], jax.Array]:
         values = tap_states(values)
         goes = tap_state(going(values), ".going")
-        return list(lax.cond(jnp.any(goes), once, lambda _, *same: list(same), goes, *values)), None
+        some = jnp.any(goes)
+        return list(lax.cond(some, once, lambda _, *same: list(same), goes, *values)), some
 
-    values, _ = lax.scan(step, first, None, length=length)
+    values, went = lax.scan(step, first, None, length=length)
     values = tap_states(values)
-    if name:
-        tap_state(jnp.any(going(values)), MORE)
+    if name:  # what ended inside has ended: outside the condition may round otherwise
+        tap_state(went[-1] & jnp.any(going(values)), MORE)
     if not rest:
         return values
     given = inputs[: params["cond_nconsts"] + params["body_nconsts"]]

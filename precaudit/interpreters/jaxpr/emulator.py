@@ -16,7 +16,7 @@ from precaudit.interpreters.jaxpr.algebra import Algebra
 from precaudit.interpreters.jaxpr.excess import EXCESS, Excess
 from precaudit.interpreters.jaxpr.expanded import EXPANDED, complex_product
 from precaudit.interpreters.jaxpr.inaccuracy import INACCURATE, ULPS, inaccurate, mixed_bits, unit_interval
-from precaudit.interpreters.jaxpr.jax_versions import count_readers, open_jaxpr
+from precaudit.interpreters.jaxpr.jax_versions import count_readers
 from precaudit.interpreters.jaxpr.multiplying import (
     MADE_OF,
     MOST,
@@ -49,6 +49,7 @@ from precaudit.interpreters.jaxpr.rounding import (
     round_on_moved_grid,
     round_once,
 )
+from precaudit.interpreters.jaxpr.rules import solved
 from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
@@ -184,8 +185,8 @@ class Emulator(Planted):
             add_up = partial(own, equation, stored=partial(round_once, dtype=dtype), lanes=self.how.sums == "lanes")
             cut = self.split_of(equation)
             out = add_up(inputs) if cut is None else [self.in_parts(equation, inputs, cut, add_up)]
-        elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
-            return self.solve(equation.params, inputs)
+        elif name == "custom_linear_solve":
+            return solved(self.run, equation.params, inputs)
         elif name in ("dot_general", "reduce_sum") and (split := self.split_of(equation)) is not None:
             out = [self.in_parts(equation, inputs, split, partial(super().operation, equation))]
         elif term_after_term(equation, self.how.narrow_products, self.how.sums == "fused"):
@@ -320,13 +321,6 @@ class Emulator(Planted):
     def sum_order(self) -> Ordered | None:
         """What puts the terms of a sum into the order of this realisation."""
         return order_of_terms(self.how.sums, lambda n: mixed_bits(self.seed, self.count + (n << 32)))
-
-    def solve(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
-        """Return what the solver of a ``custom_linear_solve`` makes, as its own equations round."""
-        skipped = sum(params["const_lengths"][:2])  # of the operator, and of its transpose
-        count = params["const_lengths"].solve
-        own, rest = inputs[skipped : skipped + count], inputs[sum(params["const_lengths"]) :]
-        return self.run(*open_jaxpr(params["jaxprs"].solve), [*own, *rest])
 
     def enter(self, equation: jex.JaxprEqn, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""

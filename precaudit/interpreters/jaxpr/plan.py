@@ -175,7 +175,8 @@ class Plan:
         elif not self.own:
             made = list(self.names.items())[known:]
             largest = max((v.aval.size for v, tag in made if tag.primitive not in WRITES), default=0)
-            self._tap_small(body.outvars[:n_carry], SMALL if e.primitive.name == "while" else largest // MUCH)
+            most = SMALL if e.primitive.name == "while" else largest // MUCH
+            self._tap_small(body, n_consts, n_carry, most)
 
     def _tap_handed(self, e: jex.JaxprEqn, carried: Sequence[Any], scope: str) -> None:
         """Tap what each step of a loop is handed."""
@@ -183,13 +184,15 @@ class Plan:
         for v in carried:
             self.tap(v, found._replace(name=f"{found.name}.in"), CARRIED, scope, state=True)
 
-    def _tap_small(self, carried: Sequence[Any], most: int) -> None:
-        """Tap floats of at most so many elements that each step of a loop hands on, as the results that they are.
+    def _tap_small(self, body: jex.Jaxpr, n_consts: int, n_carry: int, most: int) -> None:
+        """Tap floats of at most so many elements that a loop's steps hand on and read, as the results that they are.
 
         Where they are no points, a step size for one, what the next step makes of them is recomputed from the first
         step on, through all that was recorded since, and errors grow that no rounding made.
         """
-        for v in carried:
+        read = {v for e in body.eqns for v in e.invars if not isinstance(v, jex.Literal)}
+        handed = zip(body.invars[n_consts : n_consts + n_carry], body.outvars, strict=False)
+        for v in (v for before, v in handed if before in read):
             if not isinstance(v, jex.Literal) and v in self.maker and 0 < v.aval.size <= max(1, min(most, SMALL)):
                 self._operand(v, *self.maker[v])
 

@@ -137,6 +137,14 @@ def linear_solve(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list
     return [*x, *others]
 
 
+def solved(run: Run, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    """Return what the solver of a ``custom_linear_solve`` makes alone: roundings have no transpose, as JAX asks for."""
+    lengths = params["const_lengths"]
+    skipped = sum(lengths[:2])  # of the operator, and of its transpose
+    own, rest = inputs[skipped : skipped + lengths.solve], inputs[sum(lengths) :]
+    return run(*open_jaxpr(params["jaxprs"].solve), [*own, *rest])
+
+
 def select_batched(chosen: jax.Array, new: jax.Array, old: jax.Array) -> Any:
     """Choose elements by a batched predicate, whose axes lead."""
     axes = tuple(range(chosen.ndim, jax.numpy.ndim(new)))

@@ -9,7 +9,7 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.bounded import MORE
 from precaudit.interpreters.jaxpr.keys import on_host
-from precaudit.interpreters.jaxpr.sites import STATE
+from precaudit.interpreters.jaxpr.sites import STATE, TAKEN
 from precaudit.recording.runs.kinds import manifest_of, tag_of
 from precaudit.recording.runs.programs import EntryRun, ProgramLoop, ProgramRun
 from precaudit.schema.digits import count_text
@@ -35,8 +35,9 @@ class RanOnError(UserError):
 
 def check_loops_ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
     """Raise RanOnError where a while loop would have gone on after the iterations that are recorded."""
+    decided = {name: x for name, x in taps.items() if name.startswith(STATE) and not name.endswith(TAKEN)}
     for loop in record.loops:
-        if any(np.any(on_host(x)) for name, x in taps.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
+        if any(np.any(on_host(x)) for name, x in decided.items() if name.startswith(f"{STATE}{loop.name}{MORE}")):
             raise RanOnError(record.entry, loop, f"{case}, call {call}")
 
 
@@ -51,8 +52,7 @@ def with_room(trace: Callable[[Room, bool], T], folder: Path, resume: bool) -> T
         try:
             return trace(room, again)
         except RanOnError as error:
-            n = error.loop.iterations
-            room[error.entry, error.loop.name], again = n + max(2, n // 4), True
+            room[error.entry, error.loop.name], again = 2 * error.loop.iterations, True
     return trace(room, again)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.judging.gate import gate
 from precaudit.models.numpy_decoder.accumulation import accumulating
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace_program
@@ -74,3 +75,22 @@ def test_products_in_scans_and_batches(tmp_path):
         before = (np.asarray(x) if i == 0 else y[i - 1]).astype(np.float64).reshape(-1, 16)
         exact, made = (dot(before, np.asarray(w[i]).astype(np.float64)) for dot in (np.matmul, accumulating("float16")))
         assert value(e.rel_l2) == pytest.approx(np.linalg.norm(made - exact) / np.linalg.norm(exact), rel=1e-6)
+
+
+def test_a_system_that_is_solved_in_a_scan_has_those_of_its_products(tmp_path):
+    """Sums that are rounded have no transpose, which JAX asks for of the operator of a solve."""
+    gain, seen = (jnp.asarray(DRAW.standard_normal(n) / 3, jnp.float32) for n in ((3, 6), (5, 3)))
+
+    def filtered(gain, seen):
+        def step(state, y):
+            mean, spread = state
+            innovation = gain @ spread @ gain.T + jnp.eye(3)
+            weight = jnp.linalg.solve(innovation, gain @ spread).T
+            return (mean + weight @ (y - gain @ mean), spread - weight @ (gain @ spread) + 0.1 * jnp.eye(6)), mean
+
+        return jax.lax.scan(step, (jnp.zeros(6), jnp.eye(6)), seen)[1]
+
+    program = Program(filtered, gain, {"a": (seen,)}, outputs="means")
+    found = compare_program(trace_program(program, tmp_path / "run"), program, accum=("bfloat16",))
+    assert {e.layer for e in found if e.kind == "accum" and e.point.startswith("innovation")} == set(range(5))
+    assert gate(found).exit_code == 0
