@@ -71,7 +71,7 @@ def test_parts_of_the_tests_hold_each_function_whole_and_once():
 def test_ci_makes_a_cut_of_the_tests_that_run_in_turn():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^cuts: .*\n.* cut-turn ", makefile, re.MULTILINE)
-    assert '-m "turn and not slow and not oracle" --part today/14' in makefile
+    assert '-m "turn and not slow and not oracle" --part today/28' in makefile
 
 
 @pytest.mark.parametrize("kind", KINDS)
