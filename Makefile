@@ -23,7 +23,7 @@ help:
 	@echo 'make exam-written  write the mistakes into examples: gate must fail, none may be named wrongly'
 	@echo 'make families  every family end to end on random models'
 	@echo 'make mesh      programs on several devices: honest ones pass, mistakes are told from one device, chips priced'
-	@echo 'make styles    correct programs in 82 styles: none may fail'
+	@echo 'make styles    correct programs in 100 styles: none may fail'
 	@echo 'make random-programs  560 correct programs put together at random: none may fail (hours)'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make watch     watch programs that others wrote, each by its own command (makes environments in build/watched)'

@@ -293,15 +293,25 @@ def adaptive(p, y):
     return lax.while_loop(lambda s: (s[0] < 1.0) & (s[3] < 200), advance, (jnp.float32(0), jnp.float32(0.1), y, 0))[2]
 
 
-def test_the_step_of_an_adaptive_solver_is_recorded_with_what_it_makes(tmp_path):
-    """Recomputed from the first step on, it had errors of 1 % after ten: h follows from differences of 1e-4."""
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
     draw = np.random.default_rng(7).standard_normal
     given = jnp.asarray(draw((24, 24)) / 24**0.5, jnp.float32), {"a": (jnp.asarray(draw(24), jnp.float32),)}
     program = Program(adaptive, *given, outputs="y")
-    opened = trace_program(program, tmp_path / "run")
+    return program, trace_program(program, tmp_path_factory.mktemp("solved") / "run")
+
+
+def test_the_step_of_an_adaptive_solver_is_recorded_with_what_it_makes(solved):
+    """Recomputed from the first step on, it had errors of 1 % after ten: h follows from differences of 1e-4."""
+    program, opened = solved
     assert {"t", "h"} <= {p.name for p in opened.record.points}
     assert opened.record.loops[0].iterations > 20
     assert gate(compare_program(opened, program)).exit_code == 0
+
+
+@pytest.mark.turn  # 5 s
+def test_a_step_size_that_is_off_fails_at_its_step(solved, tmp_path):
+    program, opened = solved
     bad = altered_at(opened, tmp_path / "bad", "h", lambda h: h * np.where(np.arange(len(h)) == 9, np.float32(1.01), 1))
     its = {(v.point, v.layer) for v in gate(compare_program(bad, program)).verdicts if v.status == "fail"}
     assert ("h", 9) in its
