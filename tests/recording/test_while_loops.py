@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 from safetensors.numpy import load_file, save_file
 
+import precaudit
 from precaudit import Program, gate
 from precaudit.diagnosis.evidence.effects import output_shares
 from precaudit.diagnosis.evidence.last_call import Last
@@ -349,3 +350,16 @@ def test_a_loop_within_a_loop_ends_with_each_of_its_iterations(tmp_path):
     outer, inner = sorted(opened.record.loops, key=lambda loop: loop.name != "call")
     assert (outer.iterations, inner.iterations) == (8, 15)  # 2 / 2¹⁵ is the first below 1e-4
     assert gate(compare_program(opened, program)).exit_code == 0
+
+
+def test_the_command_selects_iterations_of_a_while_loop(tmp_path):
+    """It was told that a loop has one layer, however many iterations it took."""
+
+    def call(w, x):
+        return lax.while_loop(lambda s: s[1] < 3, lambda s: (jnp.tanh(s[0] @ w), s[1] + 1), (x, 0))[0]
+
+    program = Program(call, jnp.eye(4) / 2, {"a": (jnp.ones((2, 4)),)}, outputs="x")
+    opened = precaudit.trace(program, tmp_path / "run", layers="1:3")
+    assert opened.record.layers == (1, 2)
+    with pytest.raises(UserError, match="layer 3 is out of range: there are 3"):
+        precaudit.trace(program, tmp_path / "other", layers="3")

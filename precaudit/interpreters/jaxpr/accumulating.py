@@ -13,7 +13,7 @@ from jax import lax
 from precaudit.interpreters.jaxpr.multiplying import elementwise_factors
 from precaudit.interpreters.jaxpr.plant import Planted
 from precaudit.interpreters.jaxpr.rounding import round_once
-from precaudit.interpreters.jaxpr.rules import solved
+from precaudit.interpreters.jaxpr.rules import solve_alone
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.together import evaluate_together
 from precaudit.numbers.formats import FORMATS, parse_accumulation
@@ -55,7 +55,7 @@ class Accumulated(Planted):
     def operation(self, equation: jex.JaxprEqn, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation."""
         if equation.primitive.name == "custom_linear_solve":  # whose operator JAX transposes, which rounds here
-            return solved(self.run, equation.params, inputs)
+            return solve_alone(self.run, equation.params, inputs)
         if equation.primitive.name != "dot_general" or not all(float_bits(v.aval.dtype) for v in equation.invars):
             return super().operation(equation, inputs)
         x, y, shape = elementwise_factors(equation, [round_once(x, np.float32) for x in inputs])

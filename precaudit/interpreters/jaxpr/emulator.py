@@ -49,7 +49,7 @@ from precaudit.interpreters.jaxpr.rounding import (
     round_on_moved_grid,
     round_once,
 )
-from precaudit.interpreters.jaxpr.rules import solved
+from precaudit.interpreters.jaxpr.rules import solve_alone
 from precaudit.interpreters.jaxpr.shadow import SLICES, Lift, Shadow
 from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flush_operands, flush_subnormals
@@ -186,7 +186,7 @@ class Emulator(Planted):
             cut = self.split_of(equation)
             out = add_up(inputs) if cut is None else [self.in_parts(equation, inputs, cut, add_up)]
         elif name == "custom_linear_solve":
-            return solved(self.run, equation.params, inputs)
+            return solve_alone(self.run, equation.params, inputs)
         elif name in ("dot_general", "reduce_sum") and (split := self.split_of(equation)) is not None:
             out = [self.in_parts(equation, inputs, split, partial(super().operation, equation))]
         elif term_after_term(equation, self.how.narrow_products, self.how.sums == "fused"):

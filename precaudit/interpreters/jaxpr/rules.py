@@ -137,7 +137,7 @@ def linear_solve(run: Run, params: Mapping[str, Any], inputs: list[Any]) -> list
     return [*x, *others]
 
 
-def solved(run: Run, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+def solve_alone(run: Run, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """Return what the solver of a ``custom_linear_solve`` makes alone: roundings have no transpose, as JAX asks for."""
     lengths = params["const_lengths"]
     skipped = sum(lengths[:2])  # of the operator, and of its transpose

@@ -61,8 +61,8 @@ class Planned:
 
 
 def longest_scan(program: Program, taps: Which | None = None) -> int:
-    """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
-    return max(most_steps(prepare_program(one, TapChoice(taps), loops=())) for one in entries_of(program))
+    """Return how many steps the longest outermost loop of a program with points has; raises UserError without one."""
+    return max(most_steps(made) for _, made in _prepare(program, ProgramSelection(taps=taps), None))
 
 
 def points(program: Program, taps: Which | None = None, entry: str | None = None) -> tuple[ProgramPoint, ...]:
