@@ -168,10 +168,12 @@ def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, 
     assert times < 1 or not closes(e)
 
 
-@pytest.mark.parametrize(("times", "unsteady"), [(1e4, 0), (1e7, 2)])
-def test_an_emulation_of_one_element_may_be_near_fp64_by_chance(times, unsteady):
-    """Other draws are noise, though 1e4 times as far off; a result that turned is farther still."""
-    exact = np.array([[0.02]])
+@pytest.mark.parametrize(
+    ("count", "times", "unsteady"), [(1, 1e4, 0), (1, 1e7, 2), (2, 500, 0), (2, 1e4, 2), (3, 500, 2)]
+)
+def test_an_emulation_of_few_elements_may_be_near_fp64_by_chance(count, times, unsteady):
+    """Other draws are noise, though 1e4 or 500 times as far off; a result that turned is farther still."""
+    exact = np.full((1, count), 0.02)
     near = exact * (1 + 1e-9)  # of a difference that cancels to 1e-4 of its terms
     off = 2.0**-24 / 3**0.5 * times
     draws = [near, exact * (1 + off), exact * (1 - 1.1 * off)]
